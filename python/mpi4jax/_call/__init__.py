@@ -1,1 +1,1 @@
-"""Calls of ops: how an operation is defined, and run in functions that are traced or not."""
+"""Calls of operations: their definition, and running them in traced functions or eagerly."""

@@ -1,4 +1,4 @@
-"""Calls of ops: in a function that is traced, an equation; elsewhere carried out at once."""
+"""Calls of operations: in a traced function an equation, elsewhere run at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import eager
 
 
 def run(call: Call) -> Any:
-    """The result of an op; None if it has none."""
+    """Run an operation, and return its result or None."""
     if compat.trace_state_clean():
         return eager.run(call)
     spec, p = SPECS[call.op], call.params
@@ -24,7 +24,7 @@ def run(call: Call) -> Any:
 
 
 def traced_peers(p: Params) -> list[Any]:
-    """The operand for the peers that are traced, or no ranks in a branch, if there are any."""
+    """Return the operand for traced peers, or for invalid ranks in a branch, if there are any."""
     traced = [name for name in PEERS if isinstance(p.get(name), (jax.core.Tracer, np.int32))]
     if not traced:
         return []

@@ -1,4 +1,4 @@
-"""An op: its row of the table, and a JAX primitive with all its rules."""
+"""The definition of an operation: its row, and a JAX primitive with all its rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def define(prepare: Callable[..., Call], **fields: Any) -> Callable[[F], F]:
-    """Register an op: its row of the table, and its primitive. Its name is that of the function.
+    """Register an operation, named after the function: its row of the table, and its primitive.
 
     Args:
         prepare: makes the :class:`_op.spec.Call` of the function's arguments, by their names.

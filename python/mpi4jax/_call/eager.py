@@ -1,4 +1,4 @@
-"""Calls of ops outside of any function that is traced.
+"""Eager calls of operations.
 
 An eager op is compiled once for all communicators of a size, peers, tags, statuses and callers:
 they are in an operand, an int32 vector that the call reads (`Operand::Call` in
@@ -35,7 +35,7 @@ _lines: dict[tuple[str, int], int] = {}
 
 
 def _number_of_caller() -> int:
-    """The number of the user's line which calls, for the native module, or 0."""
+    """Return the number of the calling user's line for the native module, or 0."""
     frame: Any = sys._getframe(6)  # below are functions of this package and JAX alone
     while frame is not None:
         file = frame.f_code.co_filename
@@ -54,7 +54,7 @@ def _number_of_caller() -> int:
 
 @functools.cache
 def _reads_operands() -> bool:
-    """Whether all arrays are in the memory of the host."""
+    """Return whether all arrays are in the memory of the host."""
     return compat.platforms() == {"cpu"} and not _native.is_gpu_on_cpu()
 
 
@@ -64,7 +64,7 @@ _NO_PEERS = (-1,) * len(PEERS)
 
 @functools.lru_cache(1024)
 def _on_device(*numbers: int) -> jax.Array:
-    """These numbers, and an address in two halves, as an operand."""
+    """Return these numbers, and an address in two halves, as an operand."""
     *others, address = numbers
     halves = np.array([address], np.uint64).view(np.int32)
     with jax.transfer_guard("allow"):
@@ -72,7 +72,7 @@ def _on_device(*numbers: int) -> jax.Array:
 
 
 def operand_of(spec: Spec, p: Params) -> jax.Array:
-    """Take what may change from call to call out of the parameters; the operand that has it."""
+    """Take what may differ between calls out of the parameters, and return it as an operand."""
     number = _number_of_caller()
     comm = p["comm"]
     p["comm"], p["operand"] = comm.any, "call"
@@ -94,7 +94,7 @@ Make = Callable[[Spec, Params], Callable[..., Any]]  # makes the compiled functi
 
 
 def _of_arguments(spec: Spec, p: Params) -> Callable[..., Any]:
-    """The function of an op on arguments that are arrays, or lists of the leaves of pytrees."""
+    """Return the function of an operation on arrays, or on lists of the leaves of pytrees."""
     n = 1 if spec.arrays is None else spec.arrays
 
     def call(*args: Any) -> Any:
@@ -111,7 +111,7 @@ _NOTHING = np.full(8, -1, np.int32)
 
 
 def _type(x: Any) -> Any:
-    """The type of an array, a number or a list of those, as a part of a key."""
+    """Return the type of an array, a number or a list of these, as a part of a key."""
     if type(x) is compat.ArrayImpl:
         return x.aval
     if type(x) is list:
@@ -124,7 +124,7 @@ def _type(x: Any) -> Any:
 def run_program(
     make: Make, spec: Spec, p: Params, args: Sequence[Any], after: Sequence[Any] = ()
 ) -> Any:
-    """Run the compiled function of an op: that of its parameters, and of the types of arguments.
+    """Run the compiled function of an operation for these parameters and types of arguments.
 
     Threads that call one compiled function with types that are new to it wait in JAX until the
     first of these calls has *ended*. That call may wait for another rank, which waits for one of
@@ -154,7 +154,7 @@ def run_program(
 
 
 def _forget_freed(reduction: Any) -> None:
-    """Forget the programs of reductions that were freed, where one of the user's is new."""
+    """Forget the programs of freed reductions when a new user-defined reduction appears."""
     if isinstance(reduction, Reduction) and reduction.user:
         for key in list(PROGRAMS):
             if any(isinstance(part, Reduction) and part.is_freed for part in key):
@@ -162,7 +162,7 @@ def _forget_freed(reduction: Any) -> None:
 
 
 def run_without_operand(make: Make, spec: Spec, p: Params, args: Sequence[Any]) -> Any:
-    """Run the compiled function of an op for one communicator, where no operand can be read."""
+    """Run the compiled function of an operation for one communicator, if no operand can be read."""
     programs, key = p["comm"].cache, (make, spec, *p.items())
     if key not in programs:
         programs[key] = make(spec, _with_defaults(spec, p))
@@ -177,7 +177,7 @@ def _with_defaults(spec: Spec, p: Params) -> Params:
 
 
 def run(call: Call) -> Any:
-    """Run an op at once; its result, None if it has none."""
+    """Run an operation at once, and return its result or None."""
     spec, p = SPECS[call.op], call.params
     started_here()
     args: Sequence[Any] = call.arrays
@@ -220,7 +220,7 @@ def _ended(spec: Spec, p: Params, out: Any, operands: Sequence[Any]) -> Any:
 
 
 def take_peers(p: Params, numbers: list[Any]) -> None:
-    """Put the peers of an operand like that, whose values are known, among the parameters."""
+    """Move the known peers of such an operand back into the parameters."""
     for peers in numbers:
         for name, number in zip(PEERS, np.asarray(peers), strict=True):
             if name in p and (number != 0 or p[name] is None):
@@ -228,7 +228,7 @@ def take_peers(p: Params, numbers: list[Any]) -> None:
 
 
 def implementation(primitive: Primitive, of: Spec | None = None) -> Callable[..., Any]:
-    """What runs a primitive outside of any function that is traced: programs of its parameters.
+    """Return what runs a primitive eagerly: programs for its parameters.
 
     Args:
         primitive: of an op, or of all ops, one of which its parameter ``of`` names.

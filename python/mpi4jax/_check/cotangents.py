@@ -1,4 +1,4 @@
-"""Cotangents of a replicated value, which all ranks ought to have alike: compared as they run.
+"""Comparison, at run time, of cotangents that should be the same on all ranks.
 
 That is where ranks are compared before they run (`MPI4JAX_CHECK`). Where they differ, a `pvary` may
 be missing: `missing_pvary.py`.
@@ -25,8 +25,8 @@ from .._op.spec import SPECS, Params, Spec
 def compare_cotangents(
     spec: Spec, cotangents: Sequence[Any], token: list[Any], p: Params
 ) -> list[Any]:
-    """Warn, when it runs, if the ranks have different cotangents of a replicated value, and if that
-    makes a difference to what the adjoint takes of them. Returns the token.
+    """Warn at run time if ranks have different cotangents of a replicated value, and the difference
+    matters to the adjoint. Return the token.
     """
     if not spec.is_uniform or p["adjoint"] or p["comm"].size == 1 or not compares_before():
         return token
@@ -50,7 +50,7 @@ def compare_cotangents(
 
 
 def _not_taken(spec: Spec, c: jax.Array, p: Params) -> Any:
-    """What the adjoint on this rank leaves of a cotangent. An allreduce needs that of all ranks."""
+    """Return the part of a cotangent that this rank's adjoint does not take."""
     if spec.name == "allreduce":
         return jnp.ones(())
     plan = plan_of(spec, {**p, "adjoint": True})

@@ -1,4 +1,4 @@
-"""A missing `pvary`, as the text of a backward pass shows it.
+"""A missing `pvary`, found in the jaxpr of a backward pass.
 
 The result of allreduce, allgather and bcast is one global value, with one cotangent. The adjoint of
 these operations is local: it takes that cotangent, and gives this rank's own share.
@@ -22,11 +22,11 @@ _NONE: Sources = frozenset()
 
 
 def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
-    """Warn of allreduces whose cotangents are made of those of later collectives, without a sum.
+    """Warn about allreduces whose cotangents come from those of later collectives without a sum.
 
-    So is ``allreduce(sin(allreduce(x)))``: what each rank has is its share, and the cotangent ought
-    to be the sum of all. Were it right, the cotangent of each rank would be the sum of all of them:
-    zero.
+    An example is ``allreduce(sin(allreduce(x)))``: each rank has its share, and the cotangent
+    should be the sum of all shares. Were it right, the cotangent of each rank would be the sum of
+    all of them: zero.
     """
     found: dict[tuple[str, str, str], None] = {}
     _sources_of_results(closed.jaxpr, [_NONE] * len(closed.jaxpr.invars), found)
@@ -48,7 +48,7 @@ def _is_of_backward_pass(spec: Spec, eqn: Any) -> bool:
 def _sources_of_results(
     jaxpr: Any, sources: Sequence[Sources], found: dict[Any, None]
 ) -> list[Sources]:
-    """Which adjoints the results of a function come from, without a sum over ranks between."""
+    """Return the adjoints from which the results of a function come without a sum over ranks."""
     env = dict(zip(jaxpr.invars, sources, strict=True))
 
     def of(v: Any) -> Sources:
@@ -70,7 +70,7 @@ def _sources_of_results(
 
 
 def _sources_through(eqn: Any, ins: list[Sources], found: Any) -> list[Sources]:
-    """The same of the results of an equation that is no operation."""
+    """Return the same for the results of an equation that is not an operation."""
     inside = [opened(inner) for _, inner in inner_jaxprs(eqn.params)]
     nothing = [_NONE] * len(eqn.outvars)
     if not inside:

@@ -19,7 +19,7 @@ def check_misuse(closed: ClosedJaxpr) -> None:
     results of its own.
 
     Raises:
-        ValueError: there is such a request; names the line.
+        ValueError: if there is such a request. The error names the line.
     """
     eqns = closed.jaxpr.eqns
     used = {id(v) for eqn in eqns for v in eqn.invars} | {id(v) for v in closed.jaxpr.outvars}

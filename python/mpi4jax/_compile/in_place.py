@@ -1,4 +1,4 @@
-"""Which ops may leave their result where their operand is.
+"""Operations whose result may overwrite their operand.
 
 A result that overwrites its operand saves an array, and a copy where XLA would copy the one into
 the other's place: a donated argument, what a loop carries from one turn to the next. XLA copies
@@ -20,7 +20,7 @@ from .._op.spec import SPECS, op_of
 
 
 def mark(closed: ClosedJaxpr, donated: Sequence[bool]) -> ClosedJaxpr:
-    """Set the parameter ``in_place`` of each op whose operand nothing else uses.
+    """Set the parameter ``in_place`` of each operation whose operand nothing else uses.
 
     Args:
         closed: what is about to be lowered, and transformed no more.
@@ -42,7 +42,7 @@ class _Pass:
         return self.marked[key]
 
     def open(self, jaxpr: Jaxpr, ours: Sequence[bool]) -> Jaxpr:
-        """The same; ``ours`` says which arguments the function may overwrite."""
+        """Return the same; ``ours`` says which arguments the function may overwrite."""
         uses = Counter(id(v) for eqn in jaxpr.eqns for v in eqn.invars)
         uses.update(id(v) for v in jaxpr.outvars)
         kept = {id(v) for v in jaxpr.constvars}

@@ -1,4 +1,4 @@
-"""What an operation is compiled to: custom calls that follow one another, and local arithmetic."""
+"""The lowering of operations: custom calls in order, and local arithmetic."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Avals = list[Any]
 
 
 class _Lowered(threading.local):
-    """Of the module that this thread lowers: private communicators that it makes, and of which."""
+    """The private communicators that the module which this thread lowers makes."""
 
     def __init__(self) -> None:
         self.makes: list[tuple[Comm, str]] = []
@@ -50,7 +50,7 @@ lowered = _Lowered()
 
 
 def carrier(aval: Any, reduces: bool = False) -> Any:
-    """The aval under which an array is communicated, or communicated and reduced.
+    """Return the type as which an array is communicated, or communicated and reduced.
 
     XLA packs several values of a 4-bit type into a byte, where a rank's block may not begin: they
     travel as values of a wider type, which holds each of them exactly. The core has no arithmetic
@@ -74,7 +74,7 @@ class Lowering:
         self.token = ctx.tokens_in.get(effect)
 
     def execute(self, plan: Plan, operands: Operands, out: Avals) -> list[Any]:
-        """The results of a plan that is carried out at once, without the token."""
+        """Run a plan at once, and return its results without the token."""
         operands = self.selected(plan, operands, out)
         mean = self.p.get("reduction") is MEAN
         if mean and self.p["adjoint"]:
@@ -90,7 +90,8 @@ class Lowering:
         return [*given, *results]
 
     def run(self, plan: Plan, operands: Operands, out: Avals) -> list[Any]:
-        """The same of a plan for messages of several leaves, which are packed and unpacked."""
+        """Return the same of a plan for messages of several leaves, which are packed and
+        unpacked."""
         p, mean = self.p, self.p.get("reduction") is MEAN
         arguments = self.spec.arity(p)
         if plan.result is Result.OPERAND and plan.select is None and plan.call is None and not mean:
@@ -106,7 +107,7 @@ class Lowering:
         return [*self.unpacked((message, to[0]), out, after), *others]
 
     def packed(self, leaves: Operands, lead: int) -> Operand:
-        """The message of leaves: of a single one, itself. The core copies, or XLA does."""
+        """Return the message of leaves: of a single one, itself. The core copies, or XLA does."""
         types = [aval for _, aval in leaves]
         if len(leaves) == 1:
             return leaves[0]
@@ -118,7 +119,7 @@ class Lowering:
         return message, to
 
     def unpacked(self, message: Operand, out: Avals, lead: int) -> list[Any]:
-        """The leaves of a message, which have these types."""
+        """Return the leaves of a message, which have these types."""
         if len(out) == 1:
             return [message[0]]
         if self.core_copies(message[1]):
@@ -138,20 +139,20 @@ class Lowering:
         return list(copy(ctx, *(value for value, _ in operands)))
 
     def mean(self, sum_over_ranks: Operand) -> Any:
-        """The mean, where this rank has the sum; or of an adjoint what the sum has."""
+        """Return the mean, where this rank has the sum; or of an adjoint what the sum has."""
         value, aval = sum_over_ranks
         if self.spec.has_root and not is_root(self.p):
             return value
         return self.local(lambda x: mean_of_sum(x, self.p["comm"].size), aval, sum_over_ranks)
 
     def selected(self, plan: Plan, operands: Operands, out: Avals) -> Operands:
-        """What a plan takes of its operands."""
+        """Return the part of the operands that a plan takes."""
         if plan.select is None:
             return operands
         return [(self.local(plan.select, out[0], *operands), out[0])]
 
     def results(self, plan: Plan, received: Any, operand: Operand | None, out: Avals) -> list[Any]:
-        """What a plan returns, from what it has received and its operand, where it needs them."""
+        """Return the results of a plan, from received data and its operand."""
         if not out:
             return []
         if plan.result is Result.ZEROS:
@@ -165,7 +166,7 @@ class Lowering:
         return [self.received(received, operand)]
 
     def received(self, y: Any, template: Operand) -> Any:
-        """What a receive returns: ``y``, or the template if there is no sender."""
+        """Return the result of a receive: ``y``, or the template if there is no sender."""
         value, aval = template
         if self.p["source"] == MPI.PROC_NULL:  # MPI leaves the buffer as it is
             return value
@@ -185,7 +186,9 @@ class Lowering:
         in_place: bool | None = None,
         **attrs: Any,
     ) -> list[Any]:
-        """Emit the custom call of ``op`` on (value, aval) pairs; its results, without the token.
+        """Emit the custom call of ``op`` on (value, aval) pairs.
+
+        Return its results without the token.
 
         Args:
             op: name of the op.
@@ -234,7 +237,7 @@ class Lowering:
         description: str,
         aliases: dict[int, int] | None = None,
     ) -> list[Any]:
-        """Emit a custom call, which takes and gives the token; its other results."""
+        """Emit a custom call, which takes and returns the token; return its other results."""
         operands = self.unfused(operands)
         lower = jax.ffi.ffi_lowering(target, has_side_effect=True, operand_output_aliases=aliases)
         # Symbolic shapes are resolved when an exported program is called, but not beside a token.
@@ -253,12 +256,13 @@ class Lowering:
         return [y for y, _ in self.unfused(list(zip(results, out, strict=True)))]
 
     def reduces(self, op: str | None) -> bool:
-        """Whether the core computes with what it is given: not where MPI calls the user's code."""
+        """Return whether the core computes with the operands; not if MPI calls the user's code."""
         return op is not None and SPECS[op].has_reduction and not self.p["reduction"].user
 
     def parts(self, op: str, avals: Avals) -> Params:
-        """What the call of ``op`` says of parts, or of rows, if it has any: from the first type of
-        its operands and results."""
+        """Return what the call of ``op`` says about parts or rows, from the first types of its
+        operands and results.
+        """
         spec = SPECS[op]
         if spec.has_parts:
             return {"parts": _parts(self.p, avals[0])}
@@ -269,8 +273,10 @@ class Lowering:
         return {}
 
     def describe(self, op: str, **more: Any) -> str:
-        """What the call of ``op`` says of itself, in JSON: `Description` in
-        `src/xla/description.rs`. What is None is left out."""
+        """Return the description of the call of ``op`` in JSON.
+
+        `Description` in `src/xla/description.rs`, without entries that are None.
+        """
         p, spec, status = self.p, SPECS[op], self.p.get("status")
         peers = {name: _TRACED if p.get(name) is None else p[name] for name in PEERS}
         fields = {
@@ -294,7 +300,7 @@ class Lowering:
         return json.dumps({name: x for name, x in fields.items() if x is not None}, default=int)
 
     def use_numbers(self, numbers: Operand) -> None:
-        """Let the operand say who a message goes to and comes from, or what the counts are."""
+        """Take destination and source of a message, or the counts, from an operand."""
         if not self.spec.is_ragged and self.p["operand"] != "call":
             peers = [self.p.get(name) for name in PEERS]
             unset = np.array([-OFFSET if value is None else value for value in peers], np.int32)
@@ -309,7 +315,8 @@ class Lowering:
         self.ctx.set_tokens_out(self.ctx.tokens_in.update_tokens(tokens))
 
     def unfused(self, values: Operands) -> Operands:
-        """Operands, or results, that XLA does not fuse with the custom call.
+        """Return operands or results behind a barrier, so that XLA does not fuse them with the
+        call.
 
         On a GPU, XLA makes one kernel of a call, the slices that it takes and
         the slices that its results update, and ends the process because of the token beside them.
@@ -331,7 +338,7 @@ class Lowering:
         return y
 
     def locals(self, f: Callable[..., Any], out: Avals, *operands: Operand) -> list[Any]:
-        """The same of several results."""
+        """Do the same for several results."""
         ctx = self.ctx.replace(
             avals_in=[aval for _, aval in operands], avals_out=out, tokens_in=mlir.TokenSet()
         )
@@ -342,7 +349,7 @@ _NARROW = {"int2", "uint2", "int4", "uint4", "float4_e2m1fn"}  # less than a byt
 
 
 def mean_of_sum(y: Any, size: int) -> Any:
-    """The mean over so many ranks of which this is the sum."""
+    """Return the mean over ``size`` ranks, given their sum."""
     # A small float may not hold the number of ranks.
     dividend = y.astype(np.float32) if y.dtype.itemsize < 4 else y
     return (dividend / size).astype(y.dtype)
@@ -353,7 +360,7 @@ def _last(operands: Operands) -> Operand | None:
 
 
 def _parts(p: Params, aval: Any) -> Params:
-    """Which elements go to each rank, and come from it."""
+    """Return the elements that are sent to each rank, and received from it."""
     sends, receives = (p["receives"], p["sends"]) if p["adjoint"] else (p["sends"], p["receives"])
     row = math.prod(aval.shape[int(p["rows"][0] is not None) :])
 
@@ -364,7 +371,7 @@ def _parts(p: Params, aval: Any) -> Params:
 
 
 def _line(ctx: mlir.LoweringRuleContext, p: Params) -> str | None:
-    """The name of the user's line, which the native module resolves in this process.
+    """Return the name of the user's line, which the native module resolves in this process.
 
     Not the line itself: a program whose lines have moved is the same, for JAX's compilation cache.
     """
@@ -375,7 +382,7 @@ def _line(ctx: mlir.LoweringRuleContext, p: Params) -> str | None:
 
 
 def _check_exportable(op: str, p: Params) -> None:
-    """Refuse to export what names nothing in another process, or something else."""
+    """Raise an error for exporting names that other processes do not know."""
     comm, reduction = p["comm"], p.get("reduction")
     if "#" in comm.key:
         raise ValueError(
@@ -395,7 +402,7 @@ def _check_exportable(op: str, p: Params) -> None:
 
 
 def forms_of(spec: Spec, p: Params, avals: Avals) -> Params | None:
-    """What the ranks compare of operands besides their bytes: `Forms` in `src/ops/forms.rs`.
+    """Return what ranks compare about operands besides their bytes: `Forms` in `src/ops/forms.rs`.
 
     That of a collective is the shape of an array, too. The two ends of a message may have other
     shapes, and blocks of a grid do.
@@ -418,7 +425,7 @@ def register(primitive: Primitive, rule: Callable[..., Any]) -> None:
 def lowering(
     on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, spec: Spec, **p: Any
 ) -> list[Any]:
-    """The lowering rule of a primitive."""
+    """Return the lowering rule of a primitive."""
     arrays, numbers, token = split(spec, p, list(zip(args, ctx.avals_in, strict=True)))
     low = Lowering(ctx, spec, p, on_gpu)
     for operand in numbers:

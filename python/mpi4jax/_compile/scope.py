@@ -1,4 +1,4 @@
-"""The scope: hides the effect of ops from JAX's dispatch, so that any jit is fast.
+"""The scope, which hides the effect of operations from JAX, so that dispatch is fast.
 
 JAX dispatches a compiled function from C++ only if it has no effects. Each module that JAX lowers
 to run, whichever jit it comes from, is therefore wrapped in one *scope*: a primitive that has the
@@ -54,7 +54,7 @@ compat.drop_unused(scope_p, "jaxpr")
 
 
 def _scoped(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """A jaxpr of one scope, with ``jaxpr`` in it."""
+    """Return a jaxpr of one scope, with ``jaxpr`` in it."""
     inside, consts = compat.close_constants(jaxpr)
     count = len(consts)
 
@@ -74,7 +74,7 @@ SEVERAL_DEVICES = (
 
 
 def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> ClosedJaxpr:
-    """What JAX is to lower in the place of ``jaxpr``."""
+    """Return what JAX lowers in place of ``jaxpr``."""
     if effect not in jaxpr.effects:
         return jaxpr
     started_here()

@@ -1,1 +1,1 @@
-"""Derivatives of ops, and of programs that contain them."""
+"""Derivatives of operations, and of programs that contain them."""

@@ -1,10 +1,10 @@
-"""Derivatives that are the same on every rank.
+"""Derivatives that take the same form on every rank.
 
 Whether JAX differentiates an equation depends on whether its operands are perturbed on this
 rank; whether its transpose waits for a message depends on the other ranks. While a function
 is differentiated, one token, a float32 scalar that is always perturbed, is threaded through every
 op in program order: through those of the function itself, and through the jaxprs of the jitted
-functions, loops, branches and rematerialised functions that it calls. Then every op has a
+functions, loops, branches and rematerialized functions that it calls. Then every op has a
 perturbed operand on every rank, no op of a loop is loop-invariant, and no op is without outputs.
 
 Under `vmap` all messages of all ranks carry the batch. But ops that were given their token here
@@ -82,7 +82,7 @@ Threaded = tuple[Any, list[Any]]
 
 
 def _thread(jaxpr: Any) -> Callable[..., Threaded]:
-    """The function of a jaxpr, with a token as first argument and first result."""
+    """Return the function of a jaxpr, with a token as first argument and first result."""
     consts, jaxpr = getattr(jaxpr, "consts", ()), opened(jaxpr)
 
     def run(token: Any, *args: Any) -> Threaded:
@@ -127,7 +127,7 @@ _threaded = weakref.WeakKeyDictionary()
 
 
 def _threaded_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr of a function with a token as first argument and first result."""
+    """Return the jaxpr of a function with a token as first argument and first result."""
 
     def run(token: Any, *args: Any) -> list[Any]:
         token, out = _thread(jaxpr)(token, *args)
@@ -279,7 +279,7 @@ _CUSTOM_DERIVATIVES = {primitives.custom_jvp_call_p, primitives.custom_vjp_call_
 
 
 def _no_rule(name: str, params: dict[str, Any]) -> NotImplementedError:
-    """The error of an equation in which ops could be differentiated on some ranks only."""
+    """Return the error for an equation that might be differentiated on some ranks only."""
     name = type(params["_prim"]).__name__ if "_prim" in params else name
     flags = {
         "RematTraced": "jax_remat3",
@@ -294,7 +294,7 @@ def _no_rule(name: str, params: dict[str, Any]) -> NotImplementedError:
 
 
 def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> Any:
-    """The token that an equation already has, or None."""
+    """Return the token that an equation already has, or None."""
     if primitive in OPERANDS:
         return next(iter(OPERANDS[primitive](params, args)[2]), None)
     for _, jaxpr in inner_jaxprs(params):
@@ -363,7 +363,7 @@ traces.keep_results(primitives.while_p, effect)
 
 
 def _batch_while(original: Callable[..., Any]) -> Callable[..., Any]:
-    """JAX's rule, but for loops whose condition communicates.
+    """Apply JAX's rule, except for loops whose condition communicates.
 
     There JAX would still change the elements of the batch whose own condition is false.
     """

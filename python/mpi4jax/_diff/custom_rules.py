@@ -1,4 +1,4 @@
-"""Functions that JAX differentiates by a rule of the user's, and others that it calls as a whole.
+"""Functions with derivative rules of the user, and others that JAX calls as a whole.
 
 JAX uses the rule of a function where one of its arguments is perturbed. If the function
 communicates, all ranks have to use it, so an argument is made to depend on the token
@@ -27,7 +27,7 @@ from .tracing import depend_on, needs_token, perturbed, token_of
 
 
 class _Trial(threading.local):
-    """A function of the user's that this thread traces only to see what is in it."""
+    """A user's function that this thread traces only to find operations in it."""
 
     is_running = False
     differentiates_ops = False
@@ -48,7 +48,7 @@ def _on_trial(fun: Any) -> Iterator[None]:
 
 
 def communicates(fun: Any, args: Sequence[Any]) -> bool:
-    """Whether a function of JAX's has the effect on ``args``: values, concrete or not, and types.
+    """Return whether a function of JAX has the effect for ``args``, which are values or types.
 
     It is given concrete values as they are, because it may need them. If it raises an error, JAX
     calls it next and the error comes then, unless it is of a backward pass that is never needed.
@@ -72,7 +72,7 @@ def note_differentiated_ops() -> None:
 
 
 def _differentiates_ops(trace: Any, args: Sequence[Any], rule: Any) -> bool:
-    """Whether a rule of a ``custom_jvp`` that is given symbolic zeros differentiates ops.
+    """Return whether the rule of a ``custom_jvp`` with symbolic zeros differentiates operations.
 
     Equinox's loops do, to see what is perturbed in their bodies.
     """
@@ -106,7 +106,7 @@ def _results(
     rules: Sequence[Any],
     symbolic_zeros: bool,
 ) -> Any:
-    """The results of a function with a rule, with arguments that are perturbed if ops need that.
+    """Return the results of a function with a rule; perturb its arguments if operations need it.
 
     If the rule alone communicates, JAX uses it where an argument is perturbed, and only there.
     """
@@ -133,7 +133,7 @@ def _results(
 def _results_of_shard_map(
     bind: Callable[[Sequence[Any]], Any], trace: Any, args: Sequence[Any], fun: Any, equation: Any
 ) -> Any:
-    """The results of a `jax.shard_map`, of which one argument is perturbed if it communicates."""
+    """Return the results of a `jax.shard_map`; perturb one argument if it communicates."""
     if any(perturbed(trace, x) for x in args):
         return bind(args)
 
@@ -150,7 +150,7 @@ def _results_of_shard_map(
 
 
 class _CommunicatingPass:
-    """A backward pass that communicates, in the place of JAX's function."""
+    """A backward pass that communicates, in place of JAX's function."""
 
     def __init__(self, fun: Any):
         self._fun = fun
@@ -193,10 +193,10 @@ primitives.custom_lin_p.def_effectful_abstract_eval(
 
 
 def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
-    """A linear function of unknown ``args``, in which every op is part of the function.
+    """Return a linear function of unknown ``args``, with every operation a part of it.
 
-    The result of an op is linear in the inputs of other ranks even if its operands are constants
-    here; if they are constants on all ranks, it is a constant. The derivative at zero
+    The result of an operation is linear in the inputs of other ranks even if its operands are
+    constants here. If they are constants on all ranks, it is a constant. The derivative at zero
     distinguishes the two.
     """
     is_known = all(jnp.issubdtype(x.dtype, np.inexact) for x in args)

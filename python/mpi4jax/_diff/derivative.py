@@ -1,4 +1,4 @@
-"""How ops are differentiated.
+"""Derivatives of operations.
 
 One convention holds for all: a result that is the same on all ranks (of allreduce, allgather and
 bcast) is one global value, whose cotangent is the same on all ranks too.
@@ -25,7 +25,7 @@ from .reductions import derivative_of_reduction
 
 @compat.allows_transfers  # of its own constants
 def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], list[Any]]:
-    """The forward derivative: an op on the values, and after it one on the tangents."""
+    """Return the forward derivative: an operation on the values, then one on the tangents."""
     arrays, numbers, token = split(spec, p, primals)
     array_tangents, _, token_tangent = split(spec, p, tangents)
     token_tangent = [ad.instantiate_zeros(t) for t in token_tangent]
@@ -68,13 +68,13 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
 
 
 def _both_counts(p: Params, counts: Any, received: Any) -> Any:
-    """Rows sent to each rank, and received from each: the op need not exchange counts."""
+    """Return the rows sent to and received from each rank, so that no counts are exchanged."""
     return jnp.concatenate([counts, received]) if p["env_out"] else counts
 
 
 @compat.allows_transfers
 def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> list[Any]:
-    """The backward derivative: an op on the cotangents."""
+    """Return the backward derivative: an operation on the cotangents."""
     if p.get("spmd") and all(type(c) is ad.Zero for c in cotangents):
         return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in args]
     arrays, numbers, token = split(spec, p, args)
@@ -101,7 +101,7 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
 
 
 def linear_only(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """The cotangents of operands, None of those that are known: a known token orders nothing."""
+    """Return the cotangents of operands, None for known ones. A known token orders nothing."""
     return [
         c
         if type(c) is ad.Zero
@@ -116,7 +116,7 @@ _REVERSED = {"send": "recv", "recv": "send", "sendrecv": "sendrecv"}
 
 
 def adjoint_of(spec: Spec, p: Params) -> tuple[Spec, Params]:
-    """The op that is the transpose of one, and its parameters.
+    """Return the op that is the transpose of one, and its parameters.
 
     That of a message is one with its ends exchanged: what was sent is received from where it went,
     and what was received is sent to where it came from.
@@ -171,18 +171,21 @@ def _of_templates(p: Params, peers: list[Any], cs: Sequence[Any], xs: Sequence[A
 
 
 def tag_of_derivative(tag: int | None) -> int | None:
-    """The tag of a derivative's message: a receive of the program's does not take it."""
+    """Return the tag of a message of a derivative, which no receive of the program matches."""
     return tag if tag is None or tag == MPI.ANY_TAG else tag | DERIVATIVE
 
 
 def _peers_of_derivative(peers: Any) -> Any:
-    """The numbers of a message of a derivative: its tags are not below DERIVATIVE."""
+    """Return the numbers of a message of a derivative, with tags from DERIVATIVE on."""
     tags = jnp.array([False, True, False, True])
     shifted = (peers - OFFSET | DERIVATIVE) + OFFSET
     return jnp.where(tags & (peers >= OFFSET), shifted, peers)
 
 
 def _reversed(peers: Any) -> Any:
-    """The numbers of a message the other way. What was received with any tag is sent with 0."""
+    """Return the numbers of the reversed message.
+
+    A message received with any tag is sent with tag 0.
+    """
     tag = jnp.where(peers[1] == MPI.ANY_TAG + OFFSET, OFFSET, peers[1])
     return _peers_of_derivative(jnp.concatenate([peers[2:], peers[:1], tag[None]]))

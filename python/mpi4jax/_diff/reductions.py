@@ -43,8 +43,9 @@ def _product_of_others(factors: Any, rank: int) -> Any:
 
 
 class ReductionTangent:
-    """What an op's tangent is made of: its operand ``x``, the tangent ``t`` of it, and the result
-    ``y``, under the reduction of that ``name``.
+    """What the tangent of an operation depends on.
+
+    Operand ``x``, its tangent ``t``, and result ``y`` of the reduction ``name``.
 
     Every op here takes the token, of the values or of the tangents, and gives it back: an op on
     tangents without it would not be part of the linear function on a rank whose tangent is zero.
@@ -56,7 +57,7 @@ class ReductionTangent:
         self.token, self.token_tangent = token, tangents
 
     def _bind(self, name: str, v: Any, token: list[Any], reduction: Any = None, **more: Any) -> Any:
-        """An op with the parameters of this one, but the sum unless a reduction is given."""
+        """Bind an operation with these parameters, with SUM unless a reduction is given."""
         reduction = reduction or as_reduction(name, MPI.SUM)
         p = {**self.p, "reduction": reduction, "adjoint": False, **more}
         names = SPECS[name].params | {"threaded", "spmd"}
@@ -70,21 +71,21 @@ class ReductionTangent:
         return self._bind("alltoall", copies, token)
 
     def reduce_tangent(self, name: str, v: Any) -> Any:
-        """The sum of tangents."""
+        """Return the sum of the tangents."""
         return self._bind(name, v, self.token_tangent)
 
     def over_first(self, ranks: int) -> Any:
-        """The tangent of the reduction over so many ranks, from 0 up; of no ranks, zeros."""
+        """Return the tangent of the reduction over the first ``ranks``; zeros for none."""
         xs, ts = self._gather(self.x, self.token), self._gather(self.t, self.token_tangent)
         return self._reduced(xs[:ranks], ts[:ranks]) if ranks else jnp.zeros_like(self.t)
 
     def of_own_block(self) -> Any:
-        """The tangent of the reduction over all ranks' blocks for this one."""
+        """Return the tangent of the reduction over all ranks' blocks for this rank."""
         xs = self._own_blocks(self.x, self.token)
         return self._reduced(xs, self._own_blocks(self.t, self.token_tangent))
 
     def _own_blocks(self, v: Any, token: list[Any]) -> Any:
-        """All ranks' blocks for this one, stacked."""
+        """Return all ranks' blocks for this rank, stacked."""
         if "rows" not in self.p:
             return self._bind("alltoall", v, token)
         rows, own = self.p["rows"]
@@ -94,20 +95,22 @@ class ReductionTangent:
         return y.reshape(ranks, own, *v.shape[1:])
 
     def _reduced(self, xs: Any, ts: Any) -> Any:
-        """The tangent of the reduction along the first axis; ties share it equally."""
+        """Return the tangent of the reduction along the first axis; ties share it equally."""
         fold: Any = {"PROD": jnp.prod, "MAX": jnp.max, "MIN": jnp.min}[self.name]
         return jax.jvp(lambda v: fold(v, axis=0), (xs,), (ts,))[1]
 
     def product_of_others(self) -> Any:
-        """The product of the other ranks' factors, without dividing: exact at zeros."""
+        """Return the product of the other ranks' factors, without division, which is exact at
+        zeros.
+        """
         return _product_of_others(self._gather(self.x, self.token), self.comm.rank)
 
     def extremum(self) -> Any:
-        """The largest or smallest value, on all ranks."""
+        """Return the largest or smallest value, on all ranks."""
         return self._bind("allreduce", self.x, self.token, self.p["reduction"])
 
     def share_of_extremum(self, extremum: Any) -> Any:
-        """How much of the extremum is this rank's: ties share it equally."""
+        """Return this rank's share of the extremum: ties share it equally."""
         attained = (as_sent_p.bind(self.x) == extremum).astype(self.x.dtype)
         return attained / self._bind("allreduce", attained, self.token)
 

@@ -1,4 +1,4 @@
-"""The token of each trace that differentiates, which makes an operand of every op perturbed.
+"""The token of each differentiating trace, which perturbs an operand of every operation.
 
 JAX applies the rule of a derivative to an equation only where one of its operands is perturbed.
 For an op that communicates that is wrong: a `recv` into a constant template has no perturbed
@@ -64,7 +64,7 @@ ad.primitive_transposes[seed_p] = _seed_transpose
 
 
 def depend_on(token: Any, args: Sequence[Any], only_first: bool = False) -> list[Any]:
-    """``args``, of which those that have a derivative, or the first, depend on ``token``.
+    """Return ``args``; those that have a derivative, or the first one, depend on ``token``.
 
     What they are made of besides themselves is never chosen, which JAX does not see.
     """
@@ -82,7 +82,7 @@ def depend_on(token: Any, args: Sequence[Any], only_first: bool = False) -> list
 
 
 class Differentiation:
-    """What is remembered of a trace that differentiates: no tracers of its own, so no cycles.
+    """What is remembered of a differentiating trace; no tracers of its own, to avoid cycles.
 
     Attributes:
         inputs: primal and tangent of each input of the function that is differentiated.
@@ -107,14 +107,14 @@ def _differentiation(trace: Any) -> Differentiation:
 
 
 def _remember_input(trace: Any, primal: Any, tangent: Any) -> None:
-    """JAX makes the tracers of a function's inputs before it processes its first equation."""
+    """Remember an input: JAX makes the tracers of inputs before the first equation."""
     this = _differentiation(trace)
     if not this.has_begun and jnp.issubdtype(jax.typeof(tangent).dtype, np.inexact):
         this.inputs.append((primal, tangent))
 
 
 def remember_token(trace: Any, token: Any) -> None:
-    """Make the token that an op has returned the one that the next op of ``trace`` takes."""
+    """Pass the token of an operation on to the next operation of ``trace``."""
     _differentiation(trace).token = traces.primal_and_tangent(trace, token)
 
 
@@ -123,7 +123,7 @@ def perturbed(trace: Any, value: Any) -> bool:
 
 
 def token_of(trace: Any) -> Any:
-    """The token of a trace; None if the trace differentiates nothing.
+    """Return the token of a trace, or None if the trace differentiates nothing.
 
     A new one depends on the inputs of the function, so that it is not a constant where they vary,
     in a loop, say; and on the token of the trace below. Its tangent depends on their tangents, or
@@ -154,7 +154,7 @@ _found: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def needs_token(jaxpr: Any) -> bool:
-    """Whether there are ops in a function, open or closed, that this rank may have alone."""
+    """Return whether a function, open or closed, has operations that only this rank may have."""
     if effect not in jaxpr.effects:
         return False
     if not hasattr(jaxpr, "eqns"):
@@ -167,7 +167,7 @@ def needs_token(jaxpr: Any) -> bool:
 
 
 def eqn_needs_token(eqn: Any) -> bool:
-    """The same of an equation that communicates."""
+    """Return the same for an equation that communicates."""
     inside = [inner for _, inner in inner_jaxprs(eqn.params)]
     return any(map(needs_token, inside)) if inside else not eqn.params.get("spmd")
 

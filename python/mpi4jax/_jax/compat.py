@@ -1,4 +1,4 @@
-"""Everything that depends on JAX's version or on JAX's internals.
+"""Everything that depends on JAX's version or on its internals.
 
 Only this package imports from ``jax._src``. Supported: JAX 0.7 and newer.
 """
@@ -41,7 +41,7 @@ from .workarounds import is_needed
 
 
 def _primitive_of(f: Callable[..., Any]) -> Primitive:
-    """The last primitive of a function of a number."""
+    """Return the last primitive of a function of a number."""
     with jax.disable_jit(False):
         return jax.make_jaxpr(f)(0.0).eqns[-1].primitive
 
@@ -68,7 +68,7 @@ NOT_THE_USERS = (_PACKAGE + os.sep, os.path.dirname(os.path.abspath(jax.__file__
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Have ``around(original, *args)`` called in the place of a function of JAX."""
+    """Replace a function of JAX by ``around(original, *args)``."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -93,7 +93,7 @@ def allows_transfers(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def warn(words: str) -> None:
-    """Warn at the line of the user's that has led here."""
+    """Warn at the user's line that has led here."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
         frame, level = frame.f_back, level + 1
@@ -104,7 +104,7 @@ _BRANCHING = {inspect.unwrap(f).__code__ for f in (jax.lax.cond, jax.lax.switch)
 
 
 def in_branch() -> bool:
-    """Whether a branch of a `cond` or `switch` is being traced, which may never be taken."""
+    """Return whether a branch of a `cond` or `switch`, which may never run, is being traced."""
     if trace_state_clean():
         return False
     frame: Any = sys._getframe(1)
@@ -114,7 +114,7 @@ def in_branch() -> bool:
 
 
 def add_effect_type(effect: type[effects.Effect]) -> None:
-    """Declare ``effect`` ordered, and allowed wherever an op may stand.
+    """Declare ``effect`` ordered, and allowed wherever an operation may be.
 
     Without one of these, ops are lost or refused. Without ``partial_eval_kept_effects``, random
     programs lose messages in reverse mode (`tests/ranks/test_ad_random.py`).
@@ -275,17 +275,17 @@ def on_effects_barrier(wait: Callable[[], None]) -> None:
 
 
 def visible_gpus() -> str:
-    """The GPUs that JAX was told to use: ``"all"``, or numbers with commas between them."""
+    """Return the GPUs that JAX was told to use: ``"all"``, or numbers separated by commas."""
     return str(jax.config.read("jax_cuda_visible_devices"))
 
 
 def has_started() -> bool:
-    """Whether JAX has started its platforms: it chooses no other devices after that."""
+    """Return whether JAX has started its platforms, after which it chooses no other devices."""
     return xla_bridge.backends_are_initialized()
 
 
 def platforms() -> set[str]:
-    """Where this process may have arrays."""
+    """Return the platforms on which this process may have arrays."""
     return set(backend.backends())
 
 
@@ -306,7 +306,7 @@ def drop_unused(primitive: Primitive, key: str) -> None:
 
 
 def eval_primitive(primitive: Primitive) -> Callable[..., Any]:
-    """The implementation that JAX gives its own primitives: compile and run."""
+    """Compile and run a primitive, as JAX does with its own primitives."""
 
     def impl(*args: Any, **params: Any) -> Any:
         return xla.apply_primitive(primitive, *args, **params)
@@ -325,7 +325,7 @@ def bind_with(primitive: Primitive, params: dict[str, Any], args: Sequence[Any])
 def evaluate(
     jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], step: Callable[..., Sequence[Any]]
 ) -> list[Any]:
-    """The results of a jaxpr, of which ``step(eqn, operands)`` evaluates each equation."""
+    """Return the results of a jaxpr; ``step(eqn, operands)`` evaluates each equation."""
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
     def read(v: Any) -> Any:
@@ -340,23 +340,23 @@ def evaluate(
 
 
 def zero_tangent(x: Any) -> Any:
-    """The symbolic zero that is the tangent of ``x``."""
+    """Return the symbolic zero for the tangent of ``x``."""
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
 def has_refs(jaxpr: ClosedJaxpr) -> bool:
-    """Whether it reads or writes mutable arrays (``jax.new_ref``)."""
+    """Return whether it reads or writes mutable arrays (``jax.new_ref``)."""
     return bool(effects.lowerable_effects.filter_not_in(jaxpr.effects))
 
 
 def explicit_sharding(x: Any) -> Any:
-    """How an array is cut along a mesh's axes, if its type says so (explicit axes); or None."""
+    """Return how an array is sharded, if its type says so (explicit axes), or None."""
     sharding = jax.typeof(x).sharding
     return sharding if any(axis is not None for axis in sharding.spec) else None
 
 
 def varying_axes(aval: Any) -> frozenset[Any]:
-    """The manual axes (of a `jax.shard_map`) that a value of this type varies over."""
+    """Return the manual axes (of a `jax.shard_map`) over which a value of this type varies."""
     found = aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else aval.vma
     return frozenset(found)
 
@@ -380,7 +380,7 @@ def array_type(shape: tuple[int, ...], arrays: Sequence[Any]) -> ShapedArray:
 def varying_type(
     aval: Any, add: frozenset[Any] = frozenset(), remove: frozenset[Any] = frozenset()
 ) -> Any:
-    """The type of a value that varies over other manual axes."""
+    """Return the type of a value that varies over other manual axes."""
     varying = (varying_axes(aval) | add) - remove
     if hasattr(aval, "manual_axis_type"):  # from 0.11
         return aval.update(manual_axis_type=aval.manual_axis_type.update(varying=varying))
@@ -388,7 +388,7 @@ def varying_type(
 
 
 def vary_over(x: Any, axes: Any) -> Any:
-    """``x``, which varies over these manual axes, too."""
+    """Return ``x`` as a value that also varies over these manual axes."""
     axes = tuple(axes - varying_axes(jax.typeof(x)))
     if not axes:
         return x
@@ -398,7 +398,7 @@ def vary_over(x: Any, axes: Any) -> Any:
 
 
 def vary_as(x: Any, aval: Any) -> Any:
-    """``x``, which varies over those manual axes that a value of type ``aval`` varies over."""
+    """Return ``x`` as a value that varies over the manual axes of type ``aval``."""
     given, required = varying_axes(jax.typeof(x)), varying_axes(aval)
     if given - required:
         x = jax.lax.psum(x, tuple(given - required))  # the transpose of what made it vary
@@ -406,7 +406,7 @@ def vary_as(x: Any, aval: Any) -> Any:
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """The number of constants and of carried values of a scan equation."""
+    """Return the numbers of constants and of carried values of a scan equation."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry = [len(tree) for tree in params["ft_in"].unpack()][:2]  # from 0.11
@@ -414,19 +414,19 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def user_place(ctx: mlir.LoweringRuleContext) -> tuple[str, str]:
-    """``file.py:function`` and ``file.py:81`` of the call that is being lowered, or ``""``."""
+    """Return ``file.py:function`` and ``file.py:81`` of the call being lowered, or ``""``."""
     frame = _frame(ctx.traceback)
     function = f"{os.path.basename(frame.file_name)}:{frame.function_name}" if frame else ""
     return function, _line(ctx.traceback)
 
 
 def eqn_line(eqn: JaxprEqn) -> str:
-    """``file.py:81`` of the user's call that an equation stands for, or ``""``."""
+    """Return ``file.py:81`` of the user's call of an equation, or ``""``."""
     return _line(eqn.source_info.traceback)
 
 
 def current_line() -> str:
-    """The same of the equation that is being evaluated, transposed for instance."""
+    """Return the line of the equation that is being evaluated, for instance transposed."""
     return _line(source_info_util.current().traceback)
 
 
@@ -440,7 +440,7 @@ def _line(traceback: Any) -> str:
 
 
 def close_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
-    """A jaxpr whose constants are its first arguments, and the constants."""
+    """Return a jaxpr with its constants as first arguments, and the constants."""
     opened = jaxpr.jaxpr
     invars, info = [*opened.constvars, *opened.invars], opened.debug_info
     names = info.arg_names
@@ -451,12 +451,12 @@ def close_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
 
 def float0_zeros(shape: tuple[int, ...]) -> Any:
-    """The cotangent of integers."""
+    """Return the cotangent of integers."""
     return np.zeros(shape, jax.dtypes.float0)
 
 
 def instantiate(x: Any) -> Any:
-    """A value where a symbolic zero may be."""
+    """Return a value in place of a possible symbolic zero."""
     if type(x) is ad.Zero:
         return ad.instantiate_zeros(x)
     return x

@@ -1,4 +1,4 @@
-"""JAX's primitives that hold functions: where these are, and which operands are their arguments.
+"""JAX's primitives that hold functions, and which operands are the functions' arguments.
 
 The arguments of a function are the last operands of its equation: constants first, in a loop then
 what it carries from one turn to the next, which its first results are.
@@ -15,7 +15,7 @@ from . import compat
 
 
 class Holds(NamedTuple):
-    """What the equations of a primitive hold."""
+    """The functions that the equations of a primitive hold."""
 
     key: str  # the parameter: a function, open or closed, or several of which one runs
     is_call: bool = False  # operands are the arguments, and nothing else needs them
@@ -56,7 +56,7 @@ def _is_function(value: Any) -> bool:
 
 
 def inner_jaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The functions inside an equation, open or closed, by the names of their parameters."""
+    """Return the functions in an equation, open or closed, by the names of their parameters."""
     for name, value in params.items():
         several = isinstance(value, (tuple, list))
         for i, v in enumerate(value if several else (value,)):
@@ -65,7 +65,7 @@ def inner_jaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def with_functions(params: dict[str, Any], by: Callable[[Any], Any]) -> dict[str, Any]:
-    """The parameters with other functions inside."""
+    """Return the parameters with other functions in them."""
 
     def replaced(value: Any) -> Any:
         if _is_function(value):

@@ -1,4 +1,4 @@
-"""`jax.shard_map` and its collectives as equations: what of JAX's internals they depend on.
+"""The equations of `jax.shard_map` and its collectives, and JAX's internals for them.
 
 JAX traces a function for one device of a mesh that has no devices (`AbstractMesh`), with all its
 checks; `rewriting.py` puts other collectives in the place of these.
@@ -25,28 +25,32 @@ Collective = Callable[..., Sequence[Any]]  # (params, operands) -> results
 
 
 def abstract_mesh(shapes: tuple[int, ...], names: tuple[str, ...]) -> AbstractMesh:
-    """A mesh without devices. From 0.12, axes are explicit ones by default: then an array's type
-    would have to say that it is cut."""
+    """Return a mesh without devices.
+
+    From JAX 0.12 on, axes are explicit by default, and the type of an array would have to say how
+    it is sharded.
+    """
     return AbstractMesh(shapes, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def trace_shard_map(f: Callable[..., Any], args: Any, **how: Any) -> tuple[ClosedJaxpr, Any]:
-    """What `jax.shard_map` makes of a function on global arrays of these types, and the tree of
-    its results. Of what is traced, the equation of the `shard_map` is one."""
+    """Return the jaxpr of a `jax.shard_map` of a function on global arrays of these types, and the
+    tree of its results. One of its equations is that of the `shard_map`.
+    """
     mapped = jax.shard_map(f, **how)
     closed, shapes = jax.make_jaxpr(mapped, return_shape=True)(*args)
     return closed, jax.tree.structure(shapes)
 
 
 def axes_of(params: dict[str, Any]) -> tuple[Any, ...]:
-    """The names of axes that an equation mentions, of a collective those that it runs over."""
+    """Return the names of axes in an equation; for a collective, the axes that it runs over."""
     found = params.get("axes", params.get("axis_name", ()))
     found = found if isinstance(found, (tuple, list, frozenset, set)) else (found,)
     return tuple(name for name in found if isinstance(name, str))
 
 
 def specs_of(params: dict[str, Any], side: str) -> Sequence[Any]:
-    """How the operands (``in``) or results (``out``) of a `shard_map` equation are cut."""
+    """Return the specs of the operands (``in``) or results (``out``) of a `shard_map` equation."""
     return params[f"{side}_specs"]
 
 
@@ -64,7 +68,7 @@ def inside(mesh: AbstractMesh, check_vma: bool) -> Iterator[None]:
 
 
 def plain(aval: Any) -> Any:
-    """The type of a value outside of every `shard_map`."""
+    """Return the type of a value outside of every `shard_map`."""
     if type(aval) is not ShapedArray:
         return aval
     return ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
@@ -77,7 +81,7 @@ def is_plain(aval: Any) -> bool:
 
 
 def value_of(literal: Literal) -> Any:
-    """A number in a jaxpr, of no mesh."""
+    """Return a number as a literal of a jaxpr, without a mesh."""
     if is_plain(jax.typeof(literal.val)):
         return literal.val
     return literal.val.item() if literal.aval.weak_type else np.asarray(literal.val)

@@ -1,4 +1,4 @@
-"""One order of all that JAX orders, in a function in which there are operations.
+"""One order for all ordered effects of JAX, in functions with operations.
 
 JAX has a chain of tokens for each ordered effect. Here what one effect leaves is what the next one
 takes, whichever it is: at the top, in loops and in branches.
@@ -17,7 +17,7 @@ from .compat import Effect, wrap
 
 
 class _OneOrder(mlir.TokenSet):
-    """Tokens of several effects, all of which are the same one."""
+    """Tokens of several effects, which are one and the same token."""
 
     __slots__ = ()
 
@@ -28,21 +28,21 @@ class _OneOrder(mlir.TokenSet):
 
 
 def _one(tokens: Any, new: list[Any]) -> _OneOrder:
-    """The same effects, behind all of these tokens."""
+    """Return the same effects after all of these tokens."""
     distinct = [t for i, t in enumerate(new) if all(t is not other for other in new[:i])]
     token = distinct[0] if len(distinct) == 1 else stablehlo.after_all(distinct)
     return _OneOrder({effect: token for effect, _ in tokens.items()})
 
 
 def _apart(given: Any, one: Any) -> Any:
-    """A token for each effect: XLA aborts the process where one value is two results."""
+    """Return a token for each effect, because XLA aborts if one value is two results."""
     return mlir.TokenSet(
         {effect: stablehlo.after_all([one.get(effect), token]) for effect, token in given.items()}
     )
 
 
 def share(effect: Effect) -> None:
-    """Have the ordered effects of a function be in one order, if ``effect`` is one of them."""
+    """Give the ordered effects of a function one order, if ``effect`` is one of them."""
 
     def lower(
         original: Callable[..., Any],

@@ -28,7 +28,8 @@ _JIT = jax.make_jaxpr(jax.jit(lambda x, y: (x + y, x - y, x * y)))(0.0, 0.0).eqn
 
 
 def _jit_params(jaxpr: ClosedJaxpr, name: str) -> dict[str, Any]:
-    """The parameters of such an equation, as of a function that was jitted without options."""
+    """Return the parameters of such an equation, as of a function that was jitted without
+    options."""
     counts = {2: len(jaxpr.in_avals), 3: len(jaxpr.out_avals)}
 
     def of_all(value: Any) -> Any:
@@ -40,7 +41,7 @@ def _jit_params(jaxpr: ClosedJaxpr, name: str) -> dict[str, Any]:
 
 
 def call(jaxpr: ClosedJaxpr, name: str, args: Sequence[Any]) -> list[Any]:
-    """The results of a jitted function that was traced already."""
+    """Return the results of a jitted function that has been traced already."""
     if jax.config.jax_disable_jit:
         return _evaluated(jaxpr.jaxpr, jaxpr.consts, args)
     return compat.bind_with(primitives.jit_p, _jit_params(jaxpr, name), args)
@@ -53,7 +54,7 @@ def _evaluated(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list
 
 
 class Rewriter:
-    """Rewrites what was traced inside a `shard_map`.
+    """A rewriter of functions that were traced in a `shard_map`.
 
     Args:
         mesh: the mesh that it was traced for.
@@ -88,12 +89,12 @@ class Rewriter:
             yield
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        """The results of a function, rewritten."""
+        """Return the results of a rewritten function."""
         new, more = self.rewritten(jaxpr)
         return _evaluated(new, [*more, *consts], args)
 
     def function(self, jaxpr: Any) -> Any:
-        """The same function, open or closed, rewritten: one new object for one old."""
+        """Return the rewritten function, open or closed; one new object for each old one."""
         known = self._functions.get(id(jaxpr))
         if known is None:
             known = self._functions[id(jaxpr)] = (jaxpr, self._function(jaxpr))
@@ -110,7 +111,7 @@ class Rewriter:
         return new
 
     def _concerns(self, jaxpr: Jaxpr) -> bool:
-        """Whether anything in a function has a type, or does something, of the mesh."""
+        """Return whether anything in a function has a type of the mesh, or depends on it."""
         if not all(is_plain(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)):
             return True
         for eqn in jaxpr.eqns:
@@ -124,7 +125,7 @@ class Rewriter:
         return False
 
     def rewritten(self, jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
-        """The function, and constants that it has in front of its own."""
+        """Return the function, and constants that it has in front of its own."""
         if any(isinstance(e, effects.JaxprInputEffect) for eqn in jaxpr.eqns for e in eqn.effects):
             return self._bound_again(jaxpr)
         env: dict[Any, Any] = {}
@@ -140,7 +141,7 @@ class Rewriter:
             return self._literal(v) if isinstance(v, Literal) else env[v]
 
         def insert(made: ClosedJaxpr, ins: Sequence[Any], line: Any, ctx: Any) -> list[Any]:
-            """The equations of a function; its results."""
+            """Insert the equations of a function; return its results."""
             inner = made.jaxpr
             local = dict(zip(inner.invars, ins, strict=True))
             for v, value in zip(inner.constvars, made.consts, strict=True):
@@ -178,7 +179,7 @@ class Rewriter:
         return new, list(consts.values())
 
     def _bound_again(self, jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
-        """The same, of a function whose effects name variables: those of mutable arrays."""
+        """Return the same, of a function whose effects name variables: those of mutable arrays."""
         eqns = [
             eqn.replace(
                 invars=[self._literal(v) if isinstance(v, Literal) else v for v in eqn.invars],
@@ -208,7 +209,7 @@ class Rewriter:
         return v if is_plain(v.aval) else Literal(value_of(v), plain(v.aval))
 
     def _context(self, ctx: Any) -> Any:
-        """The context of an equation, but for the mesh."""
+        """Return the context of an equation, without the mesh."""
         known = self._contexts.get(ctx)
         if known is None:
             with ctx.manager, mesh_lib.use_abstract_mesh(mesh_lib.empty_abstract_mesh):
@@ -217,7 +218,7 @@ class Rewriter:
         return known
 
     def _same(self, eqn: Any) -> dict[str, Any] | None:
-        """What changes of an equation that stays; None if others take its place."""
+        """Return the changes of an equation that stays, or None if others replace it."""
         primitive, params = eqn.primitive, eqn.params
         if primitive.name in self.collectives or primitive in _RULES:
             return None
@@ -235,7 +236,7 @@ class Rewriter:
         return {}
 
     def _custom_jvp(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The function, and its rule, which is rewritten when it is needed."""
+        """Return the function and its rule, which is rewritten when it is needed."""
         rule = params["jvp_jaxpr_fun"]
 
         def traced(*zeros: bool) -> tuple[Jaxpr, list[Any], Any]:
@@ -255,7 +256,7 @@ class Rewriter:
             raise self.refuse(name, compat.eqn_line(eqn))
 
     def _made(self, eqn: Any, ins: Sequence[Any]) -> ClosedJaxpr:
-        """The equations that take the place of one, as a function."""
+        """Return the equations that replace one, as a function."""
         types = [v.aval for v in ins]
         key: Any = None
         if eqn.primitive.name in self.collectives:
@@ -289,19 +290,19 @@ class Rewriter:
         return compat.bind_with(primitive, changed, ins)
 
     def traced_inside(self, fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
-        """What a function of JAX's, a rule of the user's, does inside the mesh."""
+        """Return what a function of JAX, such as a user's rule, does inside of the mesh."""
         with self.inside():
             return traces.trace_python(fun, avals)
 
 
 def _is_of_numpy(params: dict[str, Any]) -> bool:
-    """Whether it is a function of `jax.numpy`, as `einsum`: from 0.12, some are high-level
+    """Return whether it is a function of `jax.numpy`, as `einsum`: from 0.12, some are high-level
     primitives, without functions inside that may communicate."""
     return type(params.get("_prim")).__module__.startswith("jax._src.numpy")
 
 
 def _without_mesh(prim: Any) -> Any:
-    """The same high-level primitive, of types outside of the mesh."""
+    """Return the same high-level primitive for types outside of the mesh."""
     new = copy.copy(prim)
     vars(new).update({k: jax.tree.map(plain, v) for k, v in vars(prim).items()})
     return new

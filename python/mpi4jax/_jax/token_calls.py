@@ -1,4 +1,4 @@
-"""Calls whose only operand is a token get another one.
+"""Calls whose only operand is a token get a second operand.
 
 XLA takes such a call for one without operands: it inlines it before all else,
 and has each instruction from inside depend on the token. What depends so is never removed, so

@@ -1,4 +1,4 @@
-"""The traces of JAX that differentiate and batch: what `_diff` needs of them.
+"""JAX's differentiating and batching traces, as far as `_diff` needs them.
 
 Thin, as `compat.py`, without an idea of why.
 """
@@ -51,37 +51,38 @@ def _note_mode(trace: Any) -> None:
 
 
 def outside_of_vmap(trace: Any) -> Any:
-    """The trace in which the `vmap` is done that ``trace`` belongs to, if it belongs to one."""
+    """Return the trace in which the `vmap` is done that ``trace`` belongs to, if it belongs to
+    one."""
     while hasattr(trace, "axis_data"):
         trace = trace.parent_trace
     return trace
 
 
 def primal_and_tangent(trace: Any, value: Any) -> tuple[Any, Any]:
-    """The two parts of a value in a trace that differentiates; the tangent is None if zero."""
+    """Return primal and tangent of a value in a differentiating trace; None for a zero tangent."""
     primal, tangent = trace.to_primal_tangent_pair(value)
     return primal, None if type(tangent) is ad.Zero else tangent
 
 
 def dual(trace: Any, primal: Any, tangent: Any) -> Any:
-    """The value of a trace that differentiates with these two parts."""
+    """Return the value of a differentiating trace with these two parts."""
     return next(t for kind, t in _TRACERS.items() if isinstance(trace, kind))(
         trace, primal, tangent
     )
 
 
 def primals_of(trace: Any) -> Any:
-    """Context: what is called computes with the primals of a trace that differentiates."""
+    """Context manager: compute with the primals of a differentiating trace."""
     return core.set_current_trace(trace.parent_trace)
 
 
 def tangents_of(trace: Any) -> Any:
-    """Context: what is called computes with the tangents of a trace that differentiates."""
+    """Context manager: compute with the tangents of a differentiating trace."""
     return core.set_current_trace(getattr(trace, "tangent_trace", trace.parent_trace))
 
 
 def current(trace: Any) -> Any:
-    """Context: what is called is differentiated by ``trace``."""
+    """Context manager: let ``trace`` differentiate."""
     return core.set_current_trace(trace)
 
 
@@ -233,14 +234,14 @@ def keep_results(primitive: Primitive, effect: Any) -> None:
 
 
 def trace_function(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
-    """What a function of JAX's does on ``args``, values or types."""
+    """Return the jaxpr of a function of JAX for ``args``, values or types."""
     avals = [x if isinstance(x, AbstractValue) else jax.typeof(x) for x in args]
     jaxpr, _, consts = public_pe.trace_to_jaxpr_dynamic(fun, avals)
     return ClosedJaxpr(jaxpr, consts)
 
 
 def trace_python(fun: Callable[..., Any], args: Sequence[Any]) -> ClosedJaxpr:
-    """What a Python function does on ``args``, values or types; it returns a flat sequence."""
+    """Return the jaxpr of a Python function with a flat result, for ``args``, values or types."""
     info = debug_info("mpi4jax", fun, args, {})
     return trace_function(lu.wrap_init(fun, debug_info=info), args)
 
@@ -253,7 +254,7 @@ def let_call_again(fun: lu.WrappedFun) -> None:
 
 
 def concrete(value: Any) -> Any:
-    """The array that a value stands for; None if it is not known yet."""
+    """Return the array of a value, or None if it is not known yet."""
     if isinstance(value, AbstractValue):
         return None
     return value.to_concrete_value() if isinstance(value, Tracer) else value
@@ -266,7 +267,7 @@ _JACFWD, _PROGRAMS = "mpi4jax: jacfwd", "mpi4jax: tangents"
 
 
 def is_batched(value: Any) -> bool:
-    """Whether a value is batched by the `vmap` that is traced."""
+    """Return whether the traced `vmap` batches a value."""
     return hasattr(getattr(value, "_trace", None), "axis_data")
 
 

@@ -73,7 +73,7 @@ WORKAROUNDS = {
 
 
 def is_needed(name: str) -> bool:
-    """Whether the JAX that is installed needs this workaround."""
+    """Return whether the JAX that is installed needs this workaround."""
     _, first, fixed, _ = WORKAROUNDS[name]
     version = jax.version.__version_info__
     return version >= first and (fixed is None or version < fixed)

@@ -1,1 +1,1 @@
-"""What an op is: its row, its primitive, its arguments, communicators, reductions, pytrees."""
+"""What an operation is: its row, primitive, arguments, communicators, reductions, pytrees."""

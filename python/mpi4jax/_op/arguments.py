@@ -1,4 +1,4 @@
-"""Checks of the arguments of ops that are no arrays: ranks, tags and axes."""
+"""Checks of the arguments of operations other than arrays: ranks, tags and axes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DERIVATIVE = _native.set_tag_limit(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32
 
 
 def rank_of(op: str, name: str, value: Any, comm: Comm, *special: str) -> int:
-    """The rank of ``comm`` that an argument is, or the constant of MPI.
+    """Return the rank of ``comm`` in an argument, or a constant of MPI.
 
     Raises:
-        TypeError: it is no integer, or a traced one.
-        ValueError: it is no rank, and none of the ``special`` constants.
+        TypeError: if it is not an integer, or traced.
+        ValueError: if it is neither a rank nor one of the ``special`` constants.
     """
     if type(value) is int and 0 <= value < comm.size:
         return value
@@ -42,10 +42,10 @@ def rank_of(op: str, name: str, value: Any, comm: Comm, *special: str) -> int:
 
 
 def _traced(op: str, name: str, value: Any) -> Any:
-    """A traced integer, as int32.
+    """Return a traced integer as int32.
 
     Raises:
-        TypeError: it is no scalar of an integer type.
+        TypeError: if it is not an integer scalar.
     """
     if value.shape != () or not jnp.issubdtype(value.dtype, np.integer):
         raise TypeError(
@@ -61,7 +61,7 @@ def _traced(op: str, name: str, value: Any) -> Any:
 
 
 def peer_of(op: str, name: str, value: Any, comm: Comm) -> Any:
-    """The source or destination of a message, which may be traced; raises as :func:`rank_of`.
+    """Return the source or destination of a message, which may be traced.
 
     In a branch of a `cond`, a number that is no rank is an error only if the branch is taken: as a
     NumPy scalar, it is handled as a traced one.
@@ -79,11 +79,11 @@ def peer_of(op: str, name: str, value: Any, comm: Comm) -> Any:
 
 
 def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> Any:
-    """The tag of a message, which may be traced, and a wildcard if it is received.
+    """Return the tag of a message, which may be traced, or a wildcard for a receive.
 
     Raises:
-        TypeError: it is no integer.
-        ValueError: it is no tag.
+        TypeError: if it is not an integer.
+        ValueError: if it is not a tag.
     """
     if isinstance(value, jax.core.Tracer):
         value = _traced(op, name, value)
@@ -99,7 +99,7 @@ def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> Any:
 
 
 def _shown(value: int) -> str:
-    """A number, with the names of MPI's that it may stand for."""
+    """Return a number with the names of MPI's constants that have this value."""
     names = [n for n in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL") if value == getattr(MPI, n)]
     return f"{value} ({' or '.join(f'MPI.{n}' for n in names)})" if names else str(value)
 
@@ -107,10 +107,10 @@ def _shown(value: int) -> str:
 def from_end(
     op: str, axes: Sequence[int], widths: Sequence[tuple[int, int]], shape: tuple[int, ...]
 ) -> list[int]:
-    """The exchanged axes of an array, counted from its end (1 is the last one).
+    """Return the exchanged axes of an array, counted from its end (1 is the last axis).
 
     Raises:
-        ValueError: the array lacks an axis, or has too few cells along one.
+        ValueError: if the array does not have the axis, or has too few cells along it.
     """
     counted: dict[int, int] = {}
     out = []

@@ -26,7 +26,7 @@ _handleof = MPI._handleof
 
 
 class AnyComm:
-    """Any communicator with this rank and size, where an operand says which one."""
+    """Any communicator with this rank and size; an operand says which one."""
 
     __slots__ = ("rank", "size")
     key = None
@@ -46,7 +46,7 @@ _any_comm = functools.cache(AnyComm)
 
 
 class Uncopied:
-    """Copies are the same object, because it holds a communicator."""
+    """A class whose copies are the same object, because it holds a communicator."""
 
     __slots__ = ()
 
@@ -96,7 +96,7 @@ class Comm(Uncopied):
 
 
 def unmade(op: str, p: dict[str, Any]) -> str | None:
-    """The kind of private communicator that the core makes to run an op, if it has none yet.
+    """Return the kind of private communicator that the core must make to run an operation, or None.
 
     All ranks make it together. Python waits for such an op: with Open MPI, a communicator that a
     program makes in Python while another rank waits for the op would deadlock
@@ -119,7 +119,7 @@ class Reduction:
 
     @property
     def is_freed(self) -> bool:
-        """Whether the user has freed it."""
+        """Return whether the user has freed it."""
         return self.user and self.mpi == MPI.OP_NULL  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
@@ -168,7 +168,7 @@ _making = threading.RLock()
 
 
 def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
-    """MPI calls this when a communicator is freed, by whatever handle and library."""
+    """Forget a communicator: MPI calls this when it is freed, by any handle and library."""
     # Programs run ahead of Python: an operation on it may not have begun. MPICH frees late, where
     # the last request on it ends, maybe within a program that a flush would wait for.
     if not _native.is_calling():
@@ -191,7 +191,7 @@ _keyval = MPI.Comm.Create_keyval(delete_fn=_forget)
 
 
 def _is_live(mpi: MPI.Intracomm) -> bool:
-    """Whether a handle, not null, is that of a communicator that exists.
+    """Return whether a handle, which is not null, belongs to a live communicator.
 
     After ``b = MPI.Intracomm(a); a.Free()`` the handle ``b`` dangles. MPICH reports that when it is
     used. Open MPI crashes, except in a look-up of the communicator by the index that is stored
@@ -221,10 +221,10 @@ def _check_not_finalized(op: str) -> None:
 
 
 def clone_world() -> MPI.Intracomm:
-    """What the default communicator is made of; all ranks make it together.
+    """Make the default communicator, together on all ranks.
 
     Raises:
-        ValueError: the ranks' settings differ where they must not.
+        ValueError: if settings differ that must be the same on all ranks.
     """
     global _clone
     with _making:  # two threads of a rank may need it first
@@ -261,7 +261,7 @@ def _default_comm() -> Comm:
 
 
 def default_comm() -> MPI.Intracomm:
-    """The default communicator of operations: a clone of ``COMM_WORLD``.
+    """Return the default communicator of operations, a duplicate of ``COMM_WORLD``.
 
     It is made when it is first used, which is collective. Where ranks have ended before that
     without it, it is ``COMM_WORLD`` itself.
@@ -280,17 +280,17 @@ def default_comm() -> MPI.Intracomm:
 
 
 def forget_all() -> None:
-    """Forget all communicators, as `MPI_Finalize` begins: later calls find that it has ended."""
+    """Forget all communicators when `MPI_Finalize` begins, so that later calls raise an error."""
     global _default, _clone
     _default = _clone = None
     _comms.clear()
 
 
 def static_int(op: str, name: str, value: Any, expected: str) -> int:
-    """The integer that an argument is.
+    """Return an argument as a static integer.
 
     Raises:
-        TypeError: it is none, or a traced value.
+        TypeError: if it is not an integer, or traced.
     """
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
@@ -308,12 +308,12 @@ def static_int(op: str, name: str, value: Any, expected: str) -> int:
 
 
 def as_comm(op: str, comm: Any) -> Comm:
-    """The :class:`Comm` of an mpi4py communicator.
+    """Return the :class:`Comm` of an mpi4py communicator.
 
     Raises:
-        TypeError: not an mpi4py intracommunicator.
-        ValueError: the null communicator (a freed one, for instance).
-        RuntimeError: MPI was finalized.
+        TypeError: if it is not an mpi4py intracommunicator.
+        ValueError: if it is the null communicator, for instance because it was freed.
+        RuntimeError: if MPI was finalized.
     """
     if comm is None:
         return _default_comm()
@@ -366,10 +366,10 @@ _WITHOUT_MEANING = {_handleof(getattr(MPI, name)): name for name in ("REPLACE", 
 
 
 def as_reduction(op: str, reduction: Any) -> Reduction:
-    """The :class:`Reduction` of an mpi4py reduction; or ``MEAN``, for an op that has it.
+    """Return the :class:`Reduction` of an mpi4py reduction, or ``MEAN`` if the operation has it.
 
     Raises:
-        TypeError: not an mpi4py reduction, or one that arrays have no use for.
+        TypeError: if it is not an mpi4py reduction, or not one of arrays.
     """
     found = _constants.get(id(reduction))
     if found is None and isinstance(reduction, MPI.Op):
@@ -416,10 +416,10 @@ def as_reduction(op: str, reduction: Any) -> Reduction:
 
 
 def as_status(op: str, status: Any) -> Status | None:
-    """The :class:`Status` of an mpi4py status, or None.
+    """Return the :class:`Status` of an mpi4py status, or None.
 
     Raises:
-        TypeError: not an mpi4py status.
+        TypeError: if it is not an mpi4py status.
     """
     if status is None:
         return None

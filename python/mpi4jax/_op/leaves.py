@@ -16,7 +16,7 @@ from jax.core import ShapedArray
 
 
 def message_type(leaves: Sequence[Any], lead: int) -> Any:
-    """The type of the message of leaves of these types; of a single leaf, its own."""
+    """Return the type of the message of leaves of these types; of a single leaf, its own."""
     if len(leaves) == 1:
         return leaves[0]
     size = sum(math.prod(x.shape[lead:]) for x in leaves)
@@ -24,13 +24,13 @@ def message_type(leaves: Sequence[Any], lead: int) -> Any:
 
 
 def joined(leaves: Sequence[Any], lead: int) -> Any:
-    """The message of leaves of one dtype."""
+    """Return the message of leaves of one dtype."""
     flat = [x.reshape(*x.shape[:lead], math.prod(x.shape[lead:])) for x in leaves]
     return jnp.concatenate(flat, axis=lead)
 
 
 def parted(message: Any, leaves: Sequence[Any], lead: int) -> list[Any]:
-    """The leaves of a message, which are like these, or like these types."""
+    """Return the leaves of a message, which are like these, or like these types."""
     ends = np.cumsum([math.prod(x.shape[lead:]) for x in leaves])[:-1]
     pieces = jnp.split(message, ends, axis=lead)
     return [piece.reshape(x.shape) for piece, x in zip(pieces, leaves, strict=True)]

@@ -1,4 +1,4 @@
-"""Ops inside of :func:`mpi4jax.shard_map`: over which axes of its mesh their values vary.
+"""Operations in :func:`mpi4jax.shard_map`: the axes of the mesh over which values vary.
 
 JAX follows there, in the type of each value, over which axes ranks have values of their own. A
 collective's operand varies over all axes of its communicator, and its result too, but for the one
@@ -37,7 +37,7 @@ _state = _State()
 
 @contextlib.contextmanager
 def inside(axes: Axes | None) -> Iterator[None]:
-    """Context: what is traced is inside of a `shard_map`."""
+    """Context manager: what is traced in it is inside of a `shard_map`."""
     before, _state.axes = _state.axes, axes
     try:
         yield
@@ -46,7 +46,7 @@ def inside(axes: Axes | None) -> Iterator[None]:
 
 
 def of_all_ranks(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose ops all ranks have, in one program: their parameter `spmd` is set.
+    """Return a function whose operations have `spmd` set: all ranks have them, in one program.
 
     Then an operand is perturbed, or batched, on all ranks or on none, and JAX differentiates and
     batches the op as its own primitives.
@@ -64,12 +64,12 @@ def of_all_ranks(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_of_all_ranks() -> bool:
-    """Whether what is bound is in such a function."""
+    """Return whether such a function is being traced."""
     return _state.spmd
 
 
 def _axes(spec: Spec, p: Params) -> tuple[frozenset[str], bool] | None:
-    """The axes that a collective is over, and whether these are its communicator's; or None."""
+    """Return the axes of a collective and whether they are its communicator's, or None."""
     axes = _state.axes
     if axes is None:
         return None
@@ -84,7 +84,7 @@ def _is_global(spec: Spec, p: Params) -> bool:
 
 
 def varying_operands(spec: Spec, p: Params, arrays: list[Any]) -> list[Any]:
-    """The operands of an op, each rank's own, but for those of an adjoint of a global value."""
+    """Return the operands as varying values, except for adjoints of a global value."""
     axes = _axes(spec, p)
     if axes is None or (spec.is_uniform and p["adjoint"]):
         return arrays
@@ -92,19 +92,19 @@ def varying_operands(spec: Spec, p: Params, arrays: list[Any]) -> list[Any]:
 
 
 def needs_pvary(spec: Spec, p: Params) -> bool:
-    """Whether a global value is one to the op, and each rank's own to JAX."""
+    """Return whether a value is global to the operation, but varying to JAX."""
     axes = _axes(spec, p)
     return axes is not None and not axes[1] and _is_global(spec, p)
 
 
 def handle_type(spec: Spec, p: Params, aval: Any) -> Any:
-    """The type of what stands for an op that was started: each rank's own."""
+    """Return the type of a handle, which varies between ranks."""
     axes = _axes(spec, p)
     return aval if axes is None else compat.varying_type(aval, add=axes[0])
 
 
 def result_type(spec: Spec, p: Params, aval: Any) -> Any:
-    """The type of a result, which has that of the operands yet."""
+    """Return the type of a result, from the type of the operands."""
     axes = _axes(spec, p)
     if axes is None:
         return aval
@@ -114,12 +114,12 @@ def result_type(spec: Spec, p: Params, aval: Any) -> Any:
 
 
 def is_inside() -> bool:
-    """Whether what is traced is inside of a `shard_map`."""
+    """Return whether a `shard_map` is being traced."""
     return _state.axes is not None
 
 
 def pvary(comm: Any, x: Any) -> Any:
-    """Inside of a `shard_map`, the `pvary` of a value, which is JAX's; elsewhere None.
+    """Return JAX's cast of a value to varying, inside of a `shard_map`; elsewhere None.
 
     A value that is each rank's own stays as it is: all are, where JAX does not follow it.
     """

@@ -54,12 +54,12 @@ _REDUCTIONS = {
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """The names of a module that are public, where all of them are."""
+    """Return the public names of a module."""
     return [name for name in vars(module) if not name.startswith("_")]
 
 
 def missing_from(module: str, public: Iterable[str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a module: its error names what another package's name is here."""
+    """Return the ``__getattr__`` of a module, whose error translates names of other packages."""
     ours = frozenset(public)
 
     def missing(name: str) -> NoReturn:
@@ -74,10 +74,10 @@ def missing_from(module: str, public: Iterable[str]) -> Callable[[str], Any]:
 
 
 def check_keywords(op: str, given: dict[str, Any]) -> None:
-    """Refuse an argument that other packages have.
+    """Raise an error for an argument that only other packages have.
 
     Raises:
-        TypeError: there is one.
+        TypeError: if there is such an argument.
     """
     if given and not given.keys().isdisjoint(_KEYWORDS):
         name = next(name for name in given if name in _KEYWORDS)
@@ -87,7 +87,7 @@ def check_keywords(op: str, given: dict[str, Any]) -> None:
 
 
 def reduction_named(given: Any, predefined: Iterable[str]) -> str | None:
-    """The reduction that a name or a function of NumPy's or JAX's stands for, as it is written."""
+    """Return how to write the reduction that a name, or a function of NumPy or JAX, means."""
     name = given if isinstance(given, str) else getattr(given, "__name__", "")
     if name.upper() in predefined:
         return f"MPI.{name.upper()}"

@@ -25,10 +25,10 @@ def _is_key(x: Any) -> bool:
 
 
 def check_template(op: str, argument: str, tree: Any) -> None:
-    """Refuse a shape as what describes a received array: it would be a pytree of integers.
+    """Raise an error for a shape in place of a template, because it is a pytree of integers.
 
     Raises:
-        TypeError: it is a tuple or list of Python integers.
+        TypeError: if it is a tuple or list of Python integers.
     """
     if type(tree) in (tuple, list) and tree and all(type(n) is int for n in tree):
         raise TypeError(
@@ -39,7 +39,7 @@ def check_template(op: str, argument: str, tree: Any) -> None:
 
 
 def zeros_like(like: Any) -> jax.Array:
-    """Zeros, as an operand that is not read."""
+    """Return zeros, as an operand that is not read."""
     if not _is_key(like):
         return jnp.zeros(like.shape, like.dtype)
     impls = []
@@ -53,7 +53,7 @@ def zeros_like(like: Any) -> jax.Array:
 
 
 def holds_numpy(leaves: Iterable[Any]) -> bool:
-    """Whether there is an array of NumPy's, which JAX may read after a call has returned."""
+    """Return whether there is a NumPy array, which JAX may read after a call has returned."""
     for x in leaves:  # noqa: SIM110  (a generator costs each eager call a microsecond)
         if isinstance(x, np.ndarray):
             return True
@@ -61,16 +61,17 @@ def holds_numpy(leaves: Iterable[Any]) -> bool:
 
 
 def as_array(x: Any) -> jax.Array:
-    """``jnp.asarray``, after which the caller may refill an array of NumPy's."""
+    """Return ``jnp.asarray(x)``, copied so that the caller may refill a NumPy array."""
     y = jnp.asarray(x)
     return jax.block_until_ready(y) if isinstance(x, np.ndarray) else y
 
 
 def as_arrays(op: str, argument: str, tree: Any, template: bool = False) -> tuple[list[Any], Any]:
-    """The leaves of a tree as arrays, and its structure.
+    """Return the leaves of a tree as arrays, and its structure.
 
     Raises:
-        TypeError: one is none, or only the description of one, where values are needed.
+        TypeError: if a leaf is not an array, or is only a description of one although values are
+            needed.
     """
     leaves, structure = jax.tree.flatten(tree)
     try:
@@ -87,7 +88,7 @@ def _as_array(leaf: Any, template: bool) -> jax.Array:
 
 
 def _refuse(op: str, argument: str, tree: Any, template: bool) -> None:
-    """Raise the error of the first leaf that is no array."""
+    """Raise an error about the first leaf that is not an array."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         try:
             _as_array(leaf, template)
@@ -100,7 +101,7 @@ def _refuse(op: str, argument: str, tree: Any, template: bool) -> None:
 
 
 def _described(leaf: Any, where: str) -> str:
-    """What a leaf is that is no array, and what to do about it."""
+    """Return what a leaf is that is not an array, and what to do about it."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return f"{leaf}{where}; a ShapeDtypeStruct can only describe an array that is received"
     dtype = getattr(leaf, "dtype", None)
@@ -124,7 +125,8 @@ def pack_arguments(
     """The arguments of an op that are arrays; of which ``leaves`` has the names, if they were lost.
 
     Raises:
-        TypeError: one is none, or only the description of one, where values are needed.
+        TypeError: if a leaf is not an array, or is only a description of one although values are
+            needed.
     """
     names = ("sendbuf", "recvbuf") if spec.arrays == 2 else ("x",)
     return [
@@ -134,7 +136,7 @@ def pack_arguments(
 
 
 def _groups(dtypes: Sequence[Any]) -> dict[Any, list[int]]:
-    """Positions of the leaves of each dtype; in the same order on every rank.
+    """Return the positions of the leaves of each dtype, in the same order on every rank.
 
     Gradients of integers (float0) carry no data, and are in none.
     """
@@ -149,7 +151,7 @@ _names: dict[Any, tuple[str, ...]] = {}  # of structures that can be keys
 
 
 def leaf_paths(tree: Any, structure: Any) -> tuple[str, ...]:
-    """The paths of the leaves of a tree."""
+    """Return the paths of the leaves of a tree."""
     try:
         return _names[structure]
     except KeyError:
@@ -166,7 +168,7 @@ def leaf_paths(tree: Any, structure: Any) -> tuple[str, ...]:
 
 
 def words_of(names: Sequence[str], shapes: Sequence[Sequence[int]] | None, most: int = 100) -> str:
-    """Names and shapes of leaves, or a part of them and a number of all: what ranks compare.
+    """Return names and shapes of leaves for comparison between ranks, shortened if necessary.
 
     Axes of length 1 are left out: they change no order of elements.
     """
@@ -182,7 +184,7 @@ def words_of(names: Sequence[str], shapes: Sequence[Sequence[int]] | None, most:
 
 @dataclass(frozen=True)
 class TreeType:
-    """A tree of arrays without its arrays: their types.
+    """The types of the arrays in a tree, and its structure.
 
     Attributes:
         tree: its structure.
@@ -205,7 +207,7 @@ class TreeType:
     def from_results(
         self, results: dict[Any, Sequence[Any]], before: int | None, after: int | None
     ) -> Any:
-        """The tree of results, from those of the leaves of each dtype."""
+        """Return the tree of results, from those of the leaves of each dtype."""
         lead = () if after is None else (after,)
         out: list[Any] = [
             np.zeros((*lead, *shape[before is not None :]), dtype)
@@ -219,7 +221,7 @@ class TreeType:
         return self.from_leaves(out)
 
     def from_leaves(self, leaves: Sequence[Any]) -> Any:
-        """The tree of these leaves."""
+        """Return the tree of these leaves."""
         out = [
             y if impl is None else jax.random.wrap_key_data(y, impl=impl)
             for y, impl in zip(leaves, self.impls, strict=True)
@@ -259,7 +261,7 @@ class TreeMessages:
         return self.tree_type.groups
 
     def description(self, dtype: Any, lead: int) -> str:
-        """What the message of a dtype is made of, if it is a part of a tree."""
+        """Return what the message of a dtype consists of, if it is a part of a tree."""
         if self.names == ("",):
             return ""
         which = self.groups.get(dtype, ())
@@ -267,7 +269,7 @@ class TreeMessages:
         return words_of([self.names[i] for i in which], shapes)
 
     def of_dtype(self, dtype: Any) -> list[jax.Array]:
-        """The leaves of one dtype, which are one message."""
+        """Return the leaves of one dtype, which are one message."""
         return [self.leaves[i] for i in self.groups[dtype]]
 
 
@@ -279,7 +281,7 @@ _INDEXED = {
 
 
 def _indexed(structure: Any) -> tuple[str, str] | None:
-    """The name of the first such type in a tree, and what to do."""
+    """Return the name of the first such type in a tree, and what to do."""
     kind, _ = structure.node_data() or (type(None), None)
     for base in kind.__mro__:
         advice = _INDEXED.get((base.__module__.partition(".")[0], base.__name__))
@@ -292,7 +294,7 @@ _cached_indexed = functools.lru_cache(1024)(_indexed)
 
 
 def check_summands(spec: Spec, p: Params, structure: Any) -> None:
-    """Raise a TypeError if leaves are to be reduced that are indices."""
+    """Raise a TypeError if leaves to reduce are indices."""
     if p.get("reduction") is None:
         return
     try:
@@ -318,8 +320,10 @@ def check_reducible(spec: Spec, p: Params, messages: TreeMessages) -> None:
 
 
 def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
-    """Bind the primitive once per dtype, with the same numbers. Of an op with counts, the result is
-    a pair: the counts of what has come, too. An op that returns nothing has None.
+    """Bind the primitive once per dtype, with the same numbers.
+
+    For an operation with counts, the result is a pair with the received counts. For an operation
+    without a result, it is None.
 
     A parameter ``leaves`` has the names of leaves, where lists of them stand for trees. What the
     ranks compare of a tree is the parameter ``tree``: what is sent, and what is received.
@@ -372,13 +376,13 @@ def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[An
 
 
 def arity_of(arguments: Sequence[Sequence[Any]]) -> Params:
-    """The parameter ``arity`` of these leaves of each argument, where it is one."""
+    """Return the parameter ``arity`` of these leaves of each argument, where it is one."""
     arity = tuple(map(len, arguments))
     return {} if set(arity) == {1} else {"arity": arity}
 
 
 def _pick(row: Spec, p: Params) -> Params:
-    """The parameters of an op that carries what the op with these parameters cannot."""
+    """Return the parameters of an operation that carries what the given one cannot carry."""
     return {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
 
 
@@ -392,14 +396,14 @@ def compared(spec: Spec, buffers: Sequence[TreeMessages], dtype: Any, lead: int)
 
 
 def exchanged_axes(op: str, tree: TreeType, leaf: int, p: Params) -> tuple[int, ...]:
-    """The exchanged axes of what is communicated of a leaf, counted from its end."""
+    """Return the exchanged axes of the communicated part of a leaf, counted from its end."""
     inside = len(tree.data[leaf][0]) - len(tree.shapes[leaf])  # of one element: a key's data
     counted = from_end(op, p["axes"], p["widths"], tree.shapes[leaf])
     return tuple(axis + inside for axis in counted)
 
 
 def _bind_blocks(spec: Spec, blocks: TreeMessages, p: Params, numbers: Sequence[Any]) -> Any:
-    """Bind an op on several arrays once per dtype."""
+    """Bind an operation on several arrays once per dtype."""
     out: list[Any] = list(blocks.leaves)
     for indices in blocks.groups.values():
         xs = [blocks.leaves[i] for i in indices]

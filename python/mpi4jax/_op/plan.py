@@ -1,4 +1,4 @@
-"""What an op does on one rank: at once, or in two halves where it is started and waited for.
+"""What an operation does on one rank: at once, or in two halves if it is nonblocking.
 
 An op's row has a function from its parameters to its plan, and one to that of its adjoint.
 `_compile/lowering.py` compiles a plan as a whole, `_requests/lowering.py` each half of one.
@@ -15,7 +15,7 @@ from .spec import Params, Spec, is_root
 
 
 class Result(Enum):
-    """What an op returns, if it returns an array."""
+    """What an operation returns, if it returns an array."""
 
     RECEIVED = "what was received"
     OPERAND = "the operand"
@@ -29,7 +29,7 @@ _RECEIVING = (Result.RECEIVED, Result.SUM, Result.TEMPLATE)
 
 @dataclass(frozen=True)
 class Plan:
-    """What an op does.
+    """What an operation does on this rank.
 
     Attributes:
         call: the op that is called, or None: nothing is communicated.
@@ -48,37 +48,37 @@ class Plan:
 
     @property
     def receives(self) -> bool:
-        """Whether the call gives an array, of the result's type."""
+        """Whether the call produces an array of the result's type."""
         return self.call is not None and self.result in _RECEIVING
 
     @property
     def keeps(self) -> bool:
-        """Whether the operand is needed once the call has ended."""
+        """Whether the operand is needed after the call."""
         return self.result in (Result.OPERAND, Result.SUM)
 
 
 def plan_of(spec: Spec, p: Params) -> Plan:
-    """The plan of an op with these parameters, or of its adjoint. Its type is :class:`Plan`."""
+    """Return the plan of an operation with these parameters, or of its adjoint."""
     make = spec.adjoint if p.get("adjoint") else spec.plan
     plan: Plan = Plan(spec.name) if make is None else make(p)
     return plan
 
 
 def to_root(op: str) -> Callable[[Params], Plan]:
-    """The root has the result; elsewhere the operand is returned."""
+    """Return the result on the root, and the operand elsewhere."""
     return lambda p: Plan(op) if is_root(p) else Plan(op, Result.OPERAND)
 
 
 def to_root_or_zeros(op: str) -> Callable[[Params], Plan]:
-    """The same, with zeros elsewhere: the adjoint of what comes from the root."""
+    """Return the result on the root, and zeros elsewhere: the adjoint of data from the root."""
     return lambda p: Plan(op) if is_root(p) else Plan(op, Result.ZEROS)
 
 
 def from_root(op: str) -> Callable[[Params], Plan]:
-    """What is elsewhere than on the root is not read."""
+    """Read the operand on the root only."""
     return lambda p: Plan(op, sends=is_root(p))
 
 
 def from_root_added(op: str) -> Callable[[Params], Plan]:
-    """The adjoint of what goes to the root: elsewhere, the result was the rank's own operand."""
+    """Return the adjoint of data for the root: elsewhere, the result was the rank's own operand."""
     return lambda p: Plan(op) if is_root(p) else Plan(op, Result.SUM, sends=False)

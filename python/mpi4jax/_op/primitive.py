@@ -1,4 +1,4 @@
-"""The JAX primitives of the ops: types of their operands and results, and how they are batched.
+"""The JAX primitives of the operations: types of operands and results, and batching.
 
 Every primitive has one ordered effect, so JAX keeps each op, once, in program order.
 """
@@ -28,7 +28,7 @@ _ENVELOPE = ShapedArray((3,), np.dtype(np.int32))
 
 
 def envelope(spec: Spec, p: Params) -> list[ShapedArray]:
-    """The type of the envelope of a received message, or of the counts of received rows."""
+    """Return the type of the envelope of a received message, or of the counts of received rows."""
     if not p.get("env_out"):
         return []
     return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.is_ragged else _ENVELOPE]
@@ -50,7 +50,7 @@ DTYPES = {
 
 
 class MPIEffect(compat.Effect):
-    """The one effect of all ops: they happen in program order."""
+    """The one effect of all operations, which run in program order."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other)
@@ -75,13 +75,13 @@ HIDDEN = (
 
 
 def has_derivative(x: Any) -> bool:
-    """Whether a value, or a type, has a derivative."""
+    """Return whether a value, or a type, has a derivative."""
     dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)  # literals may be numbers
     return bool(jnp.issubdtype(dtype, np.inexact))
 
 
 def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Operands as (arrays, counts and numbers, token). A token is there or not."""
+    """Split operands into (arrays, counts and numbers, token). There may be no token."""
     n = sum(spec.arity(p))
     m = n + spec.is_ragged + (p.get("operand") is not None)
     return list(args[:n]), list(args[n:m]), list(args[m:])
@@ -91,7 +91,7 @@ def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[A
 
 
 def split_payload(spec: Spec, x: Any, size: int) -> tuple[int, ...]:
-    """The shape of one of the blocks or rows of ``x``, of which there have to be so many."""
+    """Return the shape of one of the ``size`` blocks or rows of ``x``."""
     op = spec.name
     if x.shape[:1] == (size,):
         return tuple(x.shape[1:])
@@ -134,7 +134,7 @@ _NEEDS = {
 
 
 def check_dtype(spec: Spec, p: Params, aval: Any) -> None:
-    """Whether an array can be communicated, and reduced."""
+    """Raise an error if an array of this dtype cannot be communicated, or reduced."""
     op, name, reduction = spec.name, str(aval.dtype), p.get("reduction")
     flags = DTYPES.get(name)
     if flags is None:
@@ -181,7 +181,7 @@ OPERANDS: dict[Primitive, Callable[[Params, Sequence[Any]], Sequence[list[Any]]]
 
 
 def bind(spec: Spec, *args: Any, **p: Any) -> list[Any]:
-    """Bind the primitive of an op, whose rules `_call/definition.py` lists."""
+    """Bind the primitive of an operation, whose rules `_call/definition.py` lists."""
     arrays, *others = split(spec, p, args)
     operands = [*varying_operands(spec, p, arrays), *itertools.chain(*others)]
     if is_of_all_ranks():
@@ -198,12 +198,12 @@ def pvary_results(spec: Spec, p: Params, ys: Sequence[Any]) -> Sequence[Any]:
 
 
 def first_of_batch(x: Any, dim: int | None) -> Any:
-    """The first token or handle of a batch, which may be empty; if it is none, the one there is."""
+    """Return the first token or handle of a batch, or the only one if it is not batched."""
     return x if dim is None else jnp.sum(jnp.moveaxis(x, dim, 0)[:1], axis=0)
 
 
 def of_batch(numbers: Any, axis: int, ask_same: bool) -> Any:
-    """The numbers that the elements of a batch have in common.
+    """Return the numbers that all elements of a batch have in common.
 
     Elements that did not take a branch of a `cond` have none. With ``ask_same``, -1 where they
     differ: they may all have been given the same ones (`vmap` of a `cond` does), which only their
@@ -219,7 +219,7 @@ def of_batch(numbers: Any, axis: int, ask_same: bool) -> Any:
 def batch(
     spec: Spec, axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **p: Any
 ) -> tuple[Any, Any]:
-    """All arrays are batched, also unbatched ones: on another rank they may be batched.
+    """Batch all arrays, even unbatched ones, because they may be batched on another rank.
 
     Not in `jax.jacfwd`, nor with the token of `_diff/ad.py`, which is batched on all
     ranks or none, nor where the operands are.
@@ -240,7 +240,7 @@ def batch(
 
 
 def is_unbatched(axis_data: Any, dims: Sequence[Any], p: Params) -> bool:
-    """Whether an op is not batched on any rank."""
+    """Return whether an operation is batched on no rank."""
     threaded = p.get("threaded") or p.get("spmd") or traces.batches_tangents(axis_data)
     return bool(threaded) and all(d is None for d in dims)
 
@@ -248,7 +248,7 @@ def is_unbatched(axis_data: Any, dims: Sequence[Any], p: Params) -> bool:
 def batched_operands(
     spec: Spec, size: int, args: Sequence[Any], dims: Sequence[Any], p: Params
 ) -> tuple[list[Any], int]:
-    """The operands of an op on a batch of so many elements, and its axis in the result."""
+    """Return the operands of an operation on a batch, and the batch axis of the result."""
     arrays, numbers, token = split(spec, p, list(zip(args, dims, strict=True)))
     if p.get("operand") == "traced" and numbers[0][1] is not None:
         raise NotImplementedError(
@@ -260,7 +260,7 @@ def batched_operands(
     before, after = (int(length is not None) for length in first_axes(spec, p))
 
     def to_payload(x: Any, d: int | None) -> Any:
-        """Move, or make, the batch axis at the front of the payload of one rank."""
+        """Move the batch axis to the front of the payload of one rank, or insert it there."""
         if d is None:
             x, d = jnp.broadcast_to(x, (size, *x.shape)), 0
         return jnp.moveaxis(x, d, before)

@@ -16,11 +16,11 @@ NOTHING = (0, 0)
 
 
 def counts_of(op: str, name: str, counts: Any, comm: Comm) -> tuple[int, ...]:
-    """The number of rows of each rank, from an argument.
+    """Return the number of rows of each rank, from an argument.
 
     Raises:
-        TypeError: it is no sequence of integers.
-        ValueError: it is not as long as there are ranks; a negative number of rows.
+        TypeError: if it is not a sequence of integers.
+        ValueError: if it does not have one entry per rank, or an entry is negative.
     """
     expected = f"a list of {comm.size} numbers of rows, one for each rank"
     if isinstance(counts, jax.core.Tracer) or not isinstance(counts, (Sequence, np.ndarray)):
@@ -35,7 +35,7 @@ def counts_of(op: str, name: str, counts: Any, comm: Comm) -> tuple[int, ...]:
 
 
 def side_by_side(counts: Iterable[int]) -> tuple[Part, ...]:
-    """The rows of each rank, where they lie in the order of the ranks."""
+    """Return the rows of each rank if they lie in the order of the ranks."""
     ends = itertools.accumulate(counts)
     return tuple((end - count, count) for end, count in zip(ends, counts, strict=True))
 
@@ -43,8 +43,11 @@ def side_by_side(counts: Iterable[int]) -> tuple[Part, ...]:
 def with_root(
     row_counts: tuple[int, ...], root: int, comm: Comm
 ) -> tuple[int, tuple[Part, ...], tuple[Part, ...]]:
-    """Of an array that is whole on the root: the number of its rows on this rank, the rows of each
-    rank among them, and which of this rank's own rows it exchanges with each rank."""
+    """Return the counts for an array that is whole on the root.
+
+    These are the number of its rows on this rank, the rows of each rank among them, and which of
+    its own rows this rank exchanges with each rank.
+    """
     own = row_counts[comm.rank]
     everyones = row_counts if root == comm.rank else (0,) * comm.size
     rows = sum(row_counts) if root == comm.rank else own
@@ -52,5 +55,5 @@ def with_root(
 
 
 def only(rank: int, part: Part, size: int) -> tuple[Part, ...]:
-    """The rows of one rank, and nothing for the others."""
+    """Return the rows of one rank, and nothing for the others."""
     return tuple(part if r == rank else NOTHING for r in range(size))

@@ -1,4 +1,4 @@
-"""What is known of each op.
+"""The table of operations.
 
 The native module has a row for each (`src/ops/table.rs`): its names, what it takes, and how much a
 rank sends and receives. An op's file in `ops` adds what JAX's rules need (`define`);
@@ -49,7 +49,7 @@ PEERS = ("source", "recvtag", "dest", "sendtag")
 
 
 class Call(NamedTuple):
-    """A call of an op, with all that its function was given.
+    """A call of an operation, with the arguments of its function.
 
     Attributes:
         op: name of the op.
@@ -70,7 +70,7 @@ def is_root(p: Params) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Spec:
-    """One op.
+    """One operation.
 
     Attributes:
         name: the op, as in ``mpi4jax.<name>``.
@@ -141,19 +141,19 @@ class Spec:
 
     @cached_property
     def arrays(self) -> int | None:
-        """How many arrays it takes: data, or a template for what is received. None: any number."""
+        """The number of array arguments (data or templates); None for any number."""
         if self.has_blocks:
             return None
         return self.sends + self.returns if self.has_peer else int(self.sends or self.returns)
 
     def arity(self, p: Params) -> tuple[int, ...]:
-        """How many leaves each argument has that is an array."""
+        """Return how many leaves each argument has that is an array."""
         if self.has_blocks:
             return (len(p["axes"]),)
         return p.get("arity") or (1,) * (self.arrays or 0)
 
     def count_results(self, p: Params) -> int:
-        """How many arrays it returns: one for each leaf of its last argument."""
+        """Return how many arrays it returns: one for each leaf of its last argument."""
         return self.arity(p)[-1] if self.returns else 0
 
     @cached_property
@@ -163,7 +163,7 @@ class Spec:
 
     @cached_property
     def defaults(self) -> Params:
-        """The parameters that only derivatives change."""
+        """Parameters that only derivatives change."""
         if self.has_peer:
             return {"env_out": False}
         adjoint: Params = {} if self.adjoint is None else {"adjoint": False}
@@ -188,10 +188,10 @@ _ROWS = {row["name"]: row for row in json.loads(_native.ops_table())}
 
 
 def add(name: str, **fields: Any) -> Spec:
-    """Put an op into the table.
+    """Add an operation to the table.
 
     Raises:
-        ImportError: the native module does not have it.
+        ImportError: if the native module does not have it.
     """
     if name not in _ROWS:
         raise ImportError(
@@ -203,14 +203,15 @@ def add(name: str, **fields: Any) -> Spec:
 
 
 def op_of(eqn: Any) -> str | None:
-    """The op that an equation of a jaxpr is, if it is one."""
+    """Return the operation of an equation of a jaxpr, or None."""
     name: str = eqn.primitive.name.removeprefix("mpi4jax_")
     return name if name in SPECS and name != eqn.primitive.name else None
 
 
 def first_axes(spec: Spec, p: Params) -> tuple[int | None, int | None]:
-    """The length of the first axis of input and result, which is one of blocks for each rank, or of
-    rows; None: there is no such axis. A transpose exchanges the two."""
+    """Return the length of the first axis of input and result if it counts blocks or rows, else
+    None. A transpose exchanges the two.
+    """
     if "rows" in p:
         before, after = p["rows"]
     else:
@@ -220,7 +221,7 @@ def first_axes(spec: Spec, p: Params) -> tuple[int | None, int | None]:
 
 
 def wildcard(p: Params) -> bool:
-    """Whether the receiving side of a message leaves its source or its tag open.
+    """Return whether the receiver of a message leaves its source or its tag open.
 
     One that is known when it runs may turn out to be a wildcard. Without a
     sender (``MPI.PROC_NULL``) there is nothing to record.
@@ -231,7 +232,7 @@ def wildcard(p: Params) -> bool:
 
 
 def is_template(spec: Spec, p: Params, argument: int) -> bool:
-    """Whether the values of an argument are not read: it only says what is received."""
+    """Return whether an argument is a template: its values are not read."""
     if spec.has_peer:
         return spec.returns and argument == spec.sends
     send, recv = spec.at_root if spec.has_root and is_root(p) else spec.elsewhere

@@ -1,1 +1,1 @@
-"""Operations that are started, and waited for later."""
+"""Nonblocking operations."""

@@ -1,4 +1,4 @@
-"""What a start and a wait are compiled to: the two halves of the op's plan.
+"""What an initiation and a wait are compiled to: the two halves of the operation's plan.
 
 The start does all up to the call, and gives the native module the operand if it is needed again.
 The wait gets back what was received and the operand, and does the rest.
@@ -21,7 +21,7 @@ from .primitives import HANDLE, split_start, split_wait, start_p, wait_p
 
 
 class _Half(Lowering):
-    """The lowering of a start, or of a wait.
+    """The lowering of an initiation or of a wait.
 
     Attributes:
         lead: how many axes the leaves of operand and result have in common with their messages.
@@ -55,7 +55,7 @@ class _Half(Lowering):
         self.attrs = plan.attrs | self.parts(plan.call or of, [*first, *self.out])
 
     def emit(self, target: str, operands: Operands, out: Avals, initial: bool) -> list[Any]:
-        """Emit the custom call, which takes and gives the token; its other results."""
+        """Emit the custom call, which takes and returns the token; return its other results."""
         plan = self.plan
         gives = [
             (str(x.dtype), math.prod(x.shape))

@@ -1,4 +1,4 @@
-"""What orders computation beside operations that are under way: dependences that XLA cannot see
+"""Dependences that order computation beside pending operations, and that XLA cannot see
 through, and that cost little.
 
 ``mpi4jax_behind`` gives its first operand once the second, a handle, is there. ``mpi4jax_ready``
@@ -92,12 +92,12 @@ ad.primitive_transposes[ready_p] = _ready_transpose
 
 
 def _data(x: Any) -> Any:
-    """What is computed of an array: of PRNG keys, their data."""
+    """Return the numbers of an array: for PRNG keys, their data."""
     return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.extended) else x
 
 
 def behind(x: Any, handles: Sequence[Any]) -> Any:
-    """``x``, once all of these handles are there."""
+    """Return ``x``, once all of these handles exist."""
     handle = functools.reduce(jnp.add, handles)
     data = behind_p.bind(_data(x), handle)
     return (
@@ -108,5 +108,5 @@ def behind(x: Any, handles: Sequence[Any]) -> Any:
 
 
 def ready(xs: Sequence[Any]) -> Any:
-    """Zeros like a handle, once all of these arrays are there."""
+    """Return zeros like a handle, once all of these arrays exist."""
     return ready_p.bind(*map(_data, xs))

@@ -1,4 +1,4 @@
-"""The two primitives of operations that are started, and waited for later.
+"""The two primitives of nonblocking operations: initiation and wait.
 
 ``mpi4jax_start`` takes what the op takes, and gives a *handle*: three float32, by which the native
 module finds the operation (`src/transport/requests`). ``mpi4jax_wait`` takes the handle, and
@@ -28,12 +28,12 @@ start_p.multiple_results = wait_p.multiple_results = True
 
 
 def split_start(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Operands as (arrays, numbers, token)."""
+    """Split operands into (arrays, numbers, token)."""
     return split(SPECS[p["of"]], p, args)
 
 
 def split_wait(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Operands as (handle, counts and numbers, token)."""
+    """Split operands into (handle, counts and numbers, token)."""
     n = 1 + SPECS[p["of"]].is_ragged + (p.get("operand") is not None)
     return list(args[:1]), list(args[1:n]), list(args[n:])
 

@@ -1,4 +1,4 @@
-"""What a request is to a program: a pytree."""
+"""Requests, which are pytrees."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ R = TypeVar("R")  # what an operation that was started gives
 
 @dataclass(frozen=True)
 class RequestKind:
-    """All of a request but its handles. Equal requests have equal kinds: a loop may carry one that
-    is started on one line at first and on another one then.
+    """Everything about a request except for its handles.
+
+    Equal requests have equal kinds: a loop may carry a request that is initiated on one line before
+    the loop and on another one in it.
 
     Attributes:
         op: the operation.
@@ -40,12 +42,12 @@ class RequestKind:
 
 @jax.tree_util.register_pytree_node_class
 class Request(Generic[R]):
-    """A non-blocking operation under way: :func:`wait` returns its result.
+    """A pending nonblocking operation: :func:`wait` returns its result.
 
     To type checkers, that of an ``iallreduce`` of a ``jax.Array`` is a ``Request[jax.Array]``.
 
-    A pytree of a few numbers, which jitted functions take and return, and loops carry; that of a
-    halo exchange has the block too. Each is waited for once.
+    It is a pytree of a few numbers, which jitted functions can take and return, and loops can
+    carry. The request of a halo exchange also has the block. Wait for each request once.
     """
 
     __slots__ = ("_children", "_kind")
@@ -68,7 +70,7 @@ class Request(Generic[R]):
         return self._children[: len(self._children) - self._kind.spec.is_ragged]
 
     def _counts(self) -> tuple[Any, ...]:
-        """Those of an op that takes counts, behind the handles."""
+        """Return those of an op that takes counts, behind the handles."""
         return self._children[len(self._all_handles()) :]
 
     def __repr__(self) -> str:
@@ -82,7 +84,7 @@ class Request(Generic[R]):
 
 @dataclass(frozen=True)
 class CompositeKind:
-    """An operation that is made of others.
+    """An operation that consists of other operations.
 
     Attributes:
         op: the operation.
@@ -96,7 +98,7 @@ class CompositeKind:
 
 @jax.tree_util.register_pytree_node_class
 class CompositeRequest(Request[R]):
-    """A request that is made of others: ``(*requests, arrays)``."""
+    """A request that consists of other requests: ``(*requests, arrays)``."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The rules of starts and waits: their types, batches and derivatives.
+"""The rules of initiations and waits: types, batching and derivatives.
 
 To JAX, what is linear in an operand is linear in the handle: a handle's tangent is the
 handle of the same op on the tangents. The transpose of a wait starts the adjoint, and gives its
@@ -49,7 +49,7 @@ def _start_types(*args: Any, of: str, **p: Any) -> tuple[list[Any], set[Any]]:
 
 
 def _like(buffers: Sequence[ShapedArray], handle: Any) -> list[ShapedArray]:
-    """The types of buffers, which vary over the axes that the handle varies over."""
+    """Return the types of buffers, which vary over the axes that the handle varies over."""
     return [compat.array_type(x.shape, [handle, x]) for x in buffers]
 
 
@@ -81,7 +81,7 @@ def _start_batch(
 def _batched(
     size: int, out: list[Any], axis: int | None, token: list[Any], dims: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Results and their axes, with those of a token: batched if that which was given is."""
+    """Return results and their axes, with a token, which is batched if the given one is."""
     axes = [axis for _ in out]
     if token and dims[-1] is not None:
         return [*out, jnp.broadcast_to(token[0], (size,))], [*axes, 0]
@@ -164,7 +164,7 @@ def _wait_jvp(
 
 
 def _adjoint(spec: Spec, p: Params) -> tuple[Spec, Params]:
-    """The op that is the adjoint of one, with its parameters."""
+    """Return the adjoint of an operation, with its parameters."""
     # Without a sender, the result is the template.
     return (spec, p) if p.get("source") == MPI.PROC_NULL else adjoint_of(spec, p)
 

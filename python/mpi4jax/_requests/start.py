@@ -1,4 +1,4 @@
-"""Starting an operation."""
+"""The initiation of a nonblocking operation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .request import Request, RequestKind
 
 
 def start(call: Call) -> Request[Any]:
-    """Start an op."""
+    """Initiate an operation."""
     spec, p = SPECS[call.op], call.params
     name = f"i{spec.name}"
     if p.get("status") is not None:
@@ -40,7 +40,7 @@ def start(call: Call) -> Request[Any]:
 
 
 def begin(op: str, args: Sequence[Any], p: Params) -> Request[Any]:
-    """Start an op by what starts it in MPI, once per dtype.
+    """Initiate an operation once per dtype, by MPI's own nonblocking operation.
 
     Its counts, if it takes some, are the last of ``args``: how many rows go to each rank, and how
     many come from each.

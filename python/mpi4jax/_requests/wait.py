@@ -1,4 +1,4 @@
-"""Waiting for operations that were started; and what is computed after they have started."""
+"""Waiting for nonblocking operations, and placing computation after their initiation."""
 
 from __future__ import annotations
 
@@ -49,25 +49,24 @@ def _wait(kind: RequestKind, handles: Sequence[Any], counts: Sequence[Any]) -> A
 
 
 def wait(request: Request[R], *, after: Any = None) -> R:
-    """Wait for a non-blocking operation, and return its result.
+    """Wait for a nonblocking operation, and return its result.
 
     Args:
-        request: from :func:`iallreduce` or another function that starts an operation. It is waited
-            for once.
-        after: a pytree of arrays, which are computed before the wait begins. Without it, XLA may
-            wait first and compute then.
+        request: request of :func:`iallreduce` or another nonblocking operation. Wait for it once.
+        after: pytree of arrays that are computed before the wait begins. Without it, XLA may wait
+            first and compute afterwards.
 
     Returns:
         The result of the operation; None of ``isend`` and ``ibarrier``.
 
     Raises:
-        TypeError: ``request`` is none.
-        ValueError: ``request`` was changed, or waited for before in this function.
-        RuntimeError: it was waited for before, or never started.
+        TypeError: if ``request`` is not a request.
+        ValueError: if ``request`` was changed, or this function has already waited for it.
+        RuntimeError: if the program has already waited for it, or it was never initiated.
 
     Derivative:
-        The transpose starts the adjoint operation, and that of the start waits for it: so the
-        backward pass overlaps as the forward pass does.
+        The transpose initiates the adjoint operation, and the transpose of the initiation waits for
+        it, so the backward pass overlaps like the forward pass.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -84,7 +83,8 @@ def wait(request: Request[R], *, after: Any = None) -> R:
 
 
 def _result(request: Request[Any], dependences: list[Any]) -> Any:
-    """What an operation gives, that is waited for after these dependences: handles of nothing."""
+    """Return what an operation gives, that is waited for after these dependences: handles of
+    nothing."""
     if isinstance(request, CompositeRequest):
         return request._result([_result(each, dependences) for each in request._requests])
     kind, counts = request._kind, request._counts()
@@ -99,7 +99,7 @@ def waitall(requests: tuple[Request[R], ...], *, after: Any = None) -> tuple[R, 
 @overload
 def waitall(requests: Any, *, after: Any = None) -> Any: ...
 def waitall(requests: Any, *, after: Any = None) -> Any:
-    """Wait for several non-blocking operations: :func:`wait` for each.
+    """Wait for several nonblocking operations, by :func:`wait` for each.
 
     Args:
         requests: a list, a tuple or another pytree of requests.
@@ -109,7 +109,7 @@ def waitall(requests: Any, *, after: Any = None) -> Any:
         The results, in a pytree of the same structure.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`wait`.
+        TypeError, ValueError, RuntimeError: as for :func:`wait`.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -128,23 +128,23 @@ def waitall(requests: Any, *, after: Any = None) -> Any:
 
 
 def after(request: Request[Any], z: T) -> T:
-    """Return ``z`` once an operation has started: computation that uses it overlaps.
+    """Return ``z`` after an operation has been initiated: computation that uses it overlaps.
 
-    Without it, XLA may compute first and start the operation then.
+    Without it, XLA may compute first and initiate the operation afterwards.
 
     Args:
-        request: from :func:`iallreduce` or another function that starts an operation.
+        request: request of :func:`iallreduce` or another nonblocking operation.
         z: array, or a pytree of arrays.
 
     Returns:
         ``z``, unchanged.
 
     Raises:
-        TypeError: ``request`` is none.
+        TypeError: if ``request`` is not a request.
 
     Derivative:
-        The identity. In the backward pass, the adjoint operation is waited for after the cotangent
-        of ``z`` has been computed.
+        The identity. The backward pass waits for the adjoint operation after the cotangent of ``z``
+        has been computed.
 
     Example:
         >>> import jax, jax.numpy as jnp, mpi4jax.notoken as mpi4jax
