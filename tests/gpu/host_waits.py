@@ -5,6 +5,7 @@ Each line of the output is a name and that number. The names with more than 0 ar
 """
 
 import ctypes
+import functools
 import os
 
 import jax
@@ -34,7 +35,7 @@ def sharded(f):
 
 def of_all(x):
     """What each rank has, where rank r has x + r."""
-    return np.stack([np.asarray(x + k) for k in range(n)])
+    return np.stack([np.asarray(x + np.asarray(k, x.dtype)) for k in range(n)])
 
 
 x = jnp.arange(12.0) % 5 + 1
@@ -55,6 +56,11 @@ CASES = {
         lambda x: nt.halo_exchange(x, cart),
         x,
         lambda a: [a[left][-2], *a[rank][1:-1], a[right][1]],
+    ),
+    "iallreduce": (
+        lambda x: mpi4jax.wait(mpi4jax.iallreduce(x, op=MPI.MAX)),
+        x,
+        lambda a: a.max(0),
     ),
     "permute": (lambda x: nt.permute(x, ring), x, lambda a: a[left]),
     "permute to one": (
@@ -89,10 +95,70 @@ CASES = {
     "shard_map psum": (sharded(lambda x: lax.psum(x, "i") + 0 * x), jnp.ones(n), None),
 }
 
+SMALL = jnp.array([[3, 1, 0, 2], [0, 0, 2, 0]])
+FOLDS = {
+    "SUM": np.add,
+    "PROD": np.multiply,
+    "MAX": np.maximum,
+    "MIN": np.minimum,
+    "LAND": np.logical_and,
+    "LOR": np.logical_or,
+    "LXOR": np.logical_xor,
+    "BAND": np.bitwise_and,
+}
+
+
+def prefix(fold, a, end):
+    """The reduction of the first rows; zeros of none."""
+    return functools.reduce(fold, a[:end]).astype(a.dtype) if end else np.zeros_like(a[0])
+
+
+for dtype in ("bool", "int16", "uint16", "int32", "float16", "bfloat16", "float32", "complex64"):
+    for name, fold in FOLDS.items():
+        if (name == "BAND" and dtype != "int16") or (name[0] == "L" and "int" not in dtype):
+            continue
+        if (dtype == "complex64" and name != "PROD") or (dtype == "bool" and name == "PROD"):
+            continue
+        block = SMALL.astype(dtype)
+        if name in ("SUM", "MAX") and dtype == "bool":
+            continue
+        op = getattr(MPI, name)
+        case = f"{name} of {dtype}"
+        CASES[f"allreduce {case}"] = (
+            lambda x, op=op: nt.allreduce(x, op),
+            block,
+            lambda a, f=fold: prefix(f, a, n),
+        )
+        if dtype in ("int16", "float32"):
+            CASES[f"reduce {case}"] = (
+                lambda x, op=op: nt.reduce(x, op, 0),
+                block,
+                lambda a, f=fold: a[rank] if rank else prefix(f, a, n),
+            )
+            CASES[f"scan {case}"] = (
+                lambda x, op=op: nt.scan(x, op),
+                block,
+                lambda a, f=fold: prefix(f, a, rank + 1),
+            )
+            CASES[f"exscan {case}"] = (
+                lambda x, op=op: nt.exscan(x, op),
+                block,
+                lambda a, f=fold: prefix(f, a, rank),
+            )
+CASES["scan of a large array"] = (nt.scan, jnp.ones(1 << 18), lambda a: a[: rank + 1].sum(0))
+CASES["gradient of a scan"] = (
+    jax.grad(lambda x: (nt.scan(x) ** 2).sum()),
+    x,
+    lambda a: 2 * sum(a[: k + 1].sum(0) for k in range(rank, n)),
+)
+CASES["shard_map pmax"] = (sharded(lambda x: lax.pmax(x, "i") + 0 * x), jnp.ones(n), None)
+
 
 def waits_of(f, operand, expected):
     f = jax.jit(f)
-    operand = jax.block_until_ready(operand if expected is None else operand + rank)
+    operand = jax.block_until_ready(
+        operand if expected is None else operand + np.asarray(rank, operand.dtype)
+    )
     result = jax.block_until_ready(f(operand))
     if expected is not None:
         equal(result, expected(of_all(CASES[name][1])))

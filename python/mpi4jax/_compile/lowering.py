@@ -27,6 +27,7 @@ from .._op.packing import words_of
 from .._op.plan import Plan, Result, plan_of
 from .._op.primitive import DTYPES, HIDDEN, effect, envelope, result_avals, split
 from .._op.spec import ASKED, OFFSET, PEERS, SPECS, Params, Spec, first_axes, is_root
+from . import reductions
 
 # Names of the values in an operand, as in `Operand` of `src/call/envelope.rs`.
 _OPERANDS: dict[str | None, str] = {"traced": "peers", "recorded": "peers", "call": "call"}
@@ -206,10 +207,11 @@ class Lowering:
             _check_exportable(self.spec.name, p)
         if status is not None and status.mpi is not None:
             self.ctx.module_context.add_keepalive(status)
-        reduces = self.reduces(op)
-        carried = [self.convert(operand, carrier(operand[1], reduces)) for operand in operands]
-        carried += self.numbers
-        wire = [carrier(aval, reduces) for aval in out]
+        if op in ("scan", "exscan") and self.may_gather(operands[0][1]):
+            return [self.gathered(op, operands[0], **attrs)]
+        carried = [self.to_wire(op, operand) for operand in operands] + self.numbers
+        wire = [self.wire(op, aval)[0] for aval in out]
+        attrs |= self.reduction_on_wire(op, operands)
         envelopes = envelope(self.spec, p)
         outs = [*wire, *envelopes]
         if "parts" not in attrs:
@@ -221,13 +223,70 @@ class Lowering:
         aliases = {i: i for i in range(len(out))} if in_place else None
         description = self.describe(op, **attrs)
         results = self.custom_call(f"mpi4jax_{op}", carried, outs, description, aliases)
-        for i, (carried_aval, aval) in enumerate(zip(wire, out, strict=True)):
-            results[i], _ = self.convert((results[i], carried_aval), aval)
+        for i, aval in enumerate(out):
+            results[i] = self.from_wire(op, results[i], aval)
         if envelopes and not self.spec.is_ragged:
             results[-1] = self.local(
                 lambda e: e + OFFSET, envelopes[0], (results[-1], envelopes[0])
             )
         return results
+
+    def wire(self, op: str | None, aval: Any) -> tuple[Any, reductions.Converted | None]:
+        """The type that an array of a call of ``op`` has in the call, and how it is converted to it
+        where NCCL does not reduce arrays of its :func:`carrier`."""
+        reduces = self.reduces(op)
+        carried = carrier(aval, reduces)
+        # What scan leaves to the host is reduced there in its own type.
+        if not reduces or op in ("scan", "exscan") or not reductions.are_on_stream(self.on_gpu):
+            return carried, None
+        name, ranks = self.p["reduction"].name, self.p["comm"].size
+        converted = reductions.converted(name, carried.dtype, ranks)
+        return (carried.update(dtype=converted.dtype) if converted else carried), converted
+
+    def to_wire(self, op: str | None, operand: Operand) -> Operand:
+        """An operand as it is in the call of ``op``."""
+        wire, converted = self.wire(op, operand[1])
+        if converted is None:
+            return self.convert(operand, wire)
+        carried = self.convert(operand, carrier(operand[1], True))
+        return self.local(converted.to, wire, carried), wire
+
+    def from_wire(self, op: str | None, y: Any, aval: Any) -> Any:
+        """A result of the call of ``op`` as one of the type that the program has."""
+        wire, converted = self.wire(op, aval)
+        if converted is not None:
+            carried = carrier(aval, True)
+            y, wire = self.local(converted.back, carried, (y, wire)), carried
+        return self.convert((y, wire), aval)[0]
+
+    def reduction_on_wire(self, op: str | None, operands: Sequence[Operand]) -> Params:
+        """The reduction of a call, where it is another one than the program's."""
+        converted = self.wire(op, operands[0][1])[1] if operands else None
+        return {"reduction": converted.reduction} if converted else {}
+
+    def may_gather(self, aval: Any) -> bool:
+        """Whether a prefix reduction of a block gathers the blocks of all ranks."""
+        p = self.p
+        if not self.reduces(self.spec.name) or p.get("operand") == "call":
+            return False
+        is_fixed = all(isinstance(size, int) for size in aval.shape)
+        return (
+            is_fixed
+            and reductions.are_on_stream(self.on_gpu)
+            and reductions.can_gather(p["reduction"].name, aval.dtype, aval.size, p["comm"].size)
+        )
+
+    def gathered(self, op: str, operand: Operand, reverse: bool = False) -> Any:
+        """A prefix reduction by XLA, of the blocks of all ranks."""
+        comm, aval, name = self.p["comm"], operand[1], self.p["reduction"].name
+        blocks = aval.update(shape=(comm.size, *aval.shape))
+        (all_of_them,) = self.call("allgather", operand, out=[blocks], in_place=False)
+
+        def fold(x: Any) -> Any:
+            is_exclusive = op == "exscan"
+            return reductions.folded(name, x, comm.rank, is_exclusive=is_exclusive, reverse=reverse)
+
+        return self.local(fold, aval, (all_of_them, blocks))
 
     def custom_call(
         self,

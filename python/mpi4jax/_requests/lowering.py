@@ -27,7 +27,6 @@ class _Half(Lowering):
         lead: how many axes the leaves of operand and result have in common with their messages.
         sends, receives, keeps: the types of what goes into the call, of what comes out of it, and
             of the operand if it is needed at the end; each is none or one message.
-        reduced: whether the call reduces, in types in which the core can.
         initial: whether the call gets the operand as the initial value of what it receives.
         out: the type of the message that is the result, if there is one.
         leaves: the types of the results.
@@ -51,15 +50,19 @@ class _Half(Lowering):
         if not all(isinstance(n, int) for x in (*self.receives, *self.keeps) for n in x.shape):
             raise NotImplementedError(f"i{of}: cannot be exported with symbolic shapes")
         first = buffers if plan.sends else []
-        self.reduced = self.reduces(plan.call)
         self.attrs = plan.attrs | self.parts(plan.call or of, [*first, *self.out])
+        self.attrs |= self.reduction_on_wire(plan.call, [(None, aval) for aval in self.sends])
+
+    def wire(self, op: str | None, aval: Any) -> tuple[Any, Any]:
+        # The wait of an ireduce returns the operand elsewhere than on the root.
+        return (carrier(aval, self.reduces(op)), None) if op == "reduce" else super().wire(op, aval)
 
     def emit(self, target: str, operands: Operands, out: Avals, initial: bool) -> list[Any]:
         """Emit the custom call, which takes and returns the token; return its other results."""
         plan = self.plan
         gives = [
             (str(x.dtype), math.prod(x.shape))
-            for x in (carrier(x, self.reduced) for x in self.receives)
+            for x in (self.wire(plan.call, x)[0] for x in self.receives)
         ]
         request = {
             "sends": bool(self.sends),
@@ -88,7 +91,7 @@ def _lower_start(
         operands = low.selected(plan, [low.packed(arrays, low.lead[0])], low.out)
         if p.get("reduction") is MEAN and p["adjoint"]:
             operands = [(low.mean(x), x[1]) for x in operands]
-        operands = [low.convert(x, carrier(x[1], low.reduced)) for x in operands]
+        operands = [low.to_wire(plan.call, x) for x in operands]
     (handle,) = low.emit("mpi4jax_start", [*operands, *low.numbers], [HANDLE], low.initial)
     low.finish()
     return [handle, *(value for value, _ in token)]
@@ -106,9 +109,9 @@ def _lower_wait(
     p["comm"] = p["comm"].any
     low = _Half(on_gpu, ctx, of, p, list(buffers))
     types = [*low.receives, *low.keeps]
-    wire = [carrier(x, low.reduced) for x in types]
+    wire = [low.wire(low.plan.call, x)[0] for x in types]
     back = low.emit("mpi4jax_wait", [handle, *numbers], wire, derived)
-    arrays = [low.convert((x, by), to) for x, by, to in zip(back, wire, types, strict=True)]
+    arrays = [(low.from_wire(low.plan.call, x, to), to) for x, to in zip(back, types, strict=True)]
     received = arrays[0][0] if low.receives else None
     # Without a sender, the result already is the template.
     operand = arrays[-1] if low.keeps else None

@@ -1,0 +1,123 @@
+"""Reductions that NCCL lacks, as reductions that it has.
+
+NCCL reduces integers of 8, 32 and 64 bits and floats, with SUM, PROD, MAX and MIN, where MAX and
+MIN pass over NaN. XLA converts what is reduced before the call and the result after it, so that the
+host need not reduce. What NCCL still leaves to the host is a list in `docs/transports.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _native
+
+# The most bytes that the blocks of all ranks take where a prefix reduction gathers them.
+GATHERED_BYTES = 1 << 20
+
+_INTEGERS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A reduction of converted values.
+
+    Attributes:
+        dtype: the type that is reduced.
+        reduction: name of the reduction.
+        to, back: conversions of what is reduced, and of the result.
+    """
+
+    dtype: Any
+    reduction: str
+    to: Callable[[Any], Any]
+    back: Callable[[Any], Any]
+
+
+def are_on_stream(on_gpu: bool) -> bool:
+    """Whether NCCL carries reductions."""
+    return on_gpu and _native.select_transports([])[1][0] == "nccl"
+
+
+def converted(reduction: str, dtype: Any, ranks: int) -> Converted | None:
+    """The reduction that NCCL has for one that it lacks; None if NCCL has this one, or none."""
+    dtype = np.dtype(dtype)
+    back = lambda y: y.astype(dtype)  # noqa: E731
+    is_float, is_bool = jnp.issubdtype(dtype, np.floating), dtype == np.bool_
+    is_integer = jnp.issubdtype(dtype, np.integer)
+    if is_float and reduction in ("MAX", "MIN"):
+        return _by_keys(reduction, dtype)
+    if reduction in ("SUM", "PROD", "MAX", "MIN") and is_integer and dtype.itemsize == 2:
+        wide = np.dtype(np.int32 if dtype.kind == "i" else np.uint32)
+        # Sums and products modulo 2**32 are right modulo 2**16.
+        return Converted(wide, reduction, lambda x: x.astype(wide), back)
+    if reduction[0] == "L" and ranks == 1:
+        return None  # MPI leaves the operand as it is
+    if reduction in ("LAND", "LOR") and is_integer:
+        extremum = "MIN" if reduction == "LAND" else "MAX"
+        return Converted(np.dtype(np.uint8), extremum, lambda x: (x != 0).astype(np.uint8), back)
+    if (reduction == "LXOR" and (is_integer or is_bool)) or (reduction == "BXOR" and is_bool):
+        to = lambda x: (x != 0).astype(np.int32)  # noqa: E731
+        return Converted(np.dtype(np.int32), "SUM", to, lambda y: (y & 1).astype(dtype))
+    return None
+
+
+def _by_keys(reduction: str, dtype: Any) -> Converted | None:
+    """MAX and MIN of floats as those of integers of the same order.
+
+    The bits of a float, as an integer, are in the order of floats where the sign is clear, and in
+    the reverse order where it is set. NaN is above (MAX) or below (MIN) all others, so the result
+    is NaN if an operand is, as that of :func:`jax.lax.max`.
+    """
+    if dtype.itemsize not in _INTEGERS or (dtype.itemsize == 8 and not jax.config.jax_enable_x64):
+        return None
+    integer = _INTEGERS[dtype.itemsize]
+    limits = np.iinfo(integer)
+    wide = np.dtype(np.int32 if dtype.itemsize == 2 else integer)
+    nan = limits.max if reduction == "MAX" else limits.min
+
+    def reversed_below_zero(i: Any) -> Any:
+        return jnp.where(i < 0, i ^ integer(limits.max), i)
+
+    def to(x: Any) -> Any:
+        keys = reversed_below_zero(jax.lax.bitcast_convert_type(x, integer))
+        return jnp.where(jnp.isnan(x), integer(nan), keys).astype(wide)
+
+    def back(y: Any) -> Any:
+        keys = y.astype(integer)
+        x = jax.lax.bitcast_convert_type(reversed_below_zero(keys), dtype)
+        return jnp.where(keys == nan, jnp.asarray(np.nan, dtype), x)
+
+    return Converted(wide, reduction, to, back)
+
+
+_FOLDS: dict[str, Callable[[Any], Any]] = {
+    "SUM": lambda x: jnp.sum(x, 0, dtype=x.dtype),
+    "PROD": lambda x: jnp.prod(x, 0, dtype=x.dtype),
+    "MAX": lambda x: jnp.max(x, 0),
+    "MIN": lambda x: jnp.min(x, 0),
+    "LAND": lambda x: jnp.all(x != 0, 0).astype(x.dtype),
+    "LOR": lambda x: jnp.any(x != 0, 0).astype(x.dtype),
+    "LXOR": lambda x: (jnp.sum(x != 0, 0) % 2).astype(x.dtype),
+}
+
+
+def can_gather(reduction: str, dtype: Any, elements: int, ranks: int) -> bool:
+    """Whether a prefix reduction gathers the blocks of all ranks, and XLA reduces them: where they
+    are small. All ranks decide alike."""
+    is_small = elements * np.dtype(dtype).itemsize * ranks <= GATHERED_BYTES
+    return is_small and reduction in _FOLDS
+
+
+def folded(reduction: str, blocks: Any, rank: int, *, is_exclusive: bool, reverse: bool) -> Any:
+    """The prefix reduction on a rank of the blocks of all ranks, along the first axis."""
+    blocks = blocks[rank + is_exclusive :] if reverse else blocks[: rank + 1 - is_exclusive]
+    # An exclusive one gives zeros where there is nothing to reduce; MPI leaves one block as it is.
+    if not blocks.shape[0]:
+        return jnp.zeros(blocks.shape[1:], blocks.dtype)
+    return blocks[0] if blocks.shape[0] == 1 else _FOLDS[reduction](blocks)
