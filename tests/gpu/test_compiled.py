@@ -25,6 +25,8 @@ def test_every_op_is_compiled(mpirun):
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
     path = os.pathsep.join(map(str, (RANKS, HERE.parent / "forks", HERE.parent.parent / "tools")))
-    result = mpirun(2, HERE / "compiled.py", env={**NOWHERE, "PYTHONPATH": path}, time_limit=360)
+    # JAX 0.12 and newer would look for the CUDA libraries that only a program on a GPU needs.
+    env = {**NOWHERE, "PYTHONPATH": path, "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+    result = mpirun(2, HERE / "compiled.py", env=env, time_limit=360)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     assert result.stdout.count("all are compiled") == 2

@@ -102,18 +102,53 @@ def _pieces(boxes: Sequence[Box], cells: Any) -> list[Any]:
     return [cells[slice(*at)].reshape(_extents(box)) for at, box in zip(line, boxes, strict=True)]
 
 
-def _put(leaves: Sequence[Any], box: Box, piece: Any) -> list[Any]:
-    out, (leaf, ranges) = list(leaves), box
-    out[leaf] = jax.lax.dynamic_update_slice(out[leaf], piece, [start for start, _ in ranges])
+def joined(pieces: Sequence[tuple[Box, Any]]) -> list[tuple[Box, Any]]:
+    """Join boxes that are side by side, with their cells, along one axis after the other.
+
+    The last axis comes first. For all ghost cells of a block of d axes, 2 d boxes remain.
+    """
+    out = list(pieces)
+    for axis in range(1, 1 + max((len(ranges) for (_, ranges), _ in out), default=0)):
+        beside: dict[Box, list[tuple[Box, Any]]] = {}
+        for (leaf, ranges), piece in out:
+            others = tuple(it for k, it in enumerate(ranges) if k != len(ranges) - axis)
+            beside.setdefault((leaf, others), []).append(((leaf, ranges), piece))
+        out = [it for each in beside.values() for it in _runs(each, axis)]
     return out
+
+
+def _runs(pieces: Sequence[tuple[Box, Any]], axis: int) -> list[tuple[Box, Any]]:
+    """Join boxes that differ along one axis, counted from the end, where one follows another."""
+    if axis > len(pieces[0][0][1]):
+        return list(pieces)
+    runs: list[list[tuple[Box, Any]]] = []
+    for box, piece in sorted(pieces, key=lambda it: it[0][1][-axis]):
+        if runs and runs[-1][-1][0][1][-axis][1] == box[1][-axis][0]:
+            runs[-1].append((box, piece))
+        else:
+            runs.append([(box, piece)])
+    return [_as_one(run, axis) if len(run) > 1 else run[0] for run in runs]
+
+
+def _as_one(run: Sequence[tuple[Box, Any]], axis: int) -> tuple[Box, Any]:
+    (leaf, ranges), (_, last) = run[0][0], run[-1][0]
+    at = len(ranges) - axis
+    whole = (*ranges[:at], (ranges[at][0], last[at][1]), *ranges[at + 1 :])
+    return (leaf, whole), jnp.concatenate([piece for _, piece in run], axis=at)
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def filled(boxes: tuple[Box, ...], leaves: Sequence[Any], cells: Any) -> Sequence[Any]:
-    """Write the cells into the boxes of the leaves."""
-    for box, piece in zip(boxes, _pieces(boxes, cells), strict=True):
-        leaves = _put(leaves, box, piece)
-    return leaves
+    """Write the cells into the boxes of the leaves. The boxes do not overlap.
+
+    Each update of a leaf waits for the one before, so boxes that are side by side are one update.
+    """
+    pieces = zip(boxes, _pieces(boxes, cells), strict=True)
+    out = list(leaves)
+    for (leaf, ranges), piece in joined([it for it in pieces if it[1].size]):
+        starts = [start for start, _ in ranges]
+        out[leaf] = jax.lax.dynamic_update_slice(out[leaf], piece, starts)
+    return out
 
 
 def apart(boxes: Sequence[Box]) -> list[Box]:

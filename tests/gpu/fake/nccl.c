@@ -105,10 +105,6 @@ static double value(const char *data, size_t i, int type) {
     uint32_t bits;
     float single;
     switch (type) {
-    case INT8: return ((int8_t *)data)[i];
-    case UINT8: return ((uint8_t *)data)[i];
-    case INT32: return ((int32_t *)data)[i];
-    case UINT32: return ((uint32_t *)data)[i];
     case FLOAT16: return (double)((_Float16 *)data)[i];
     case FLOAT32: return ((float *)data)[i];
     case FLOAT64: return ((double *)data)[i];
@@ -123,10 +119,6 @@ static void store(char *data, size_t i, int type, double x) {
     uint32_t bits;
     float single = (float)x;
     switch (type) {
-    case INT8: ((int8_t *)data)[i] = (int8_t)(int64_t)x; break;
-    case UINT8: ((uint8_t *)data)[i] = (uint8_t)(int64_t)x; break;
-    case INT32: ((int32_t *)data)[i] = (int32_t)(int64_t)x; break;
-    case UINT32: ((uint32_t *)data)[i] = (uint32_t)(int64_t)x; break;
     case FLOAT16: ((_Float16 *)data)[i] = (_Float16)single; break;
     case FLOAT32: ((float *)data)[i] = single; break;
     case FLOAT64: ((double *)data)[i] = x; break;
@@ -139,17 +131,28 @@ static void store(char *data, size_t i, int type, double x) {
 
 #define FOLD(a, b) (op == SUM ? (a) + (b) : op == PROD ? (a) * (b) : op == MAX ? ((a) > (b) ? (a) : (b)) : ((a) < (b) ? (a) : (b)))
 
+/* Of integers up to 64 bits, modulo 2 to the power of their bits. */
+static int64_t integer(const char *data, size_t i, int type) {
+    switch (type) {
+    case INT8: return ((int8_t *)data)[i];
+    case UINT8: return ((uint8_t *)data)[i];
+    case INT32: return ((int32_t *)data)[i];
+    case UINT32: return ((uint32_t *)data)[i];
+    default: return ((int64_t *)data)[i];
+    }
+}
+
 static void reduce(const char *all, char *to, size_t n, int ranks, int type, int op) {
     size_t block = n * SIZES[type];
     for (size_t i = 0; i < n; i++) {
-        if (type == INT64 || type == UINT64) {
-            uint64_t x = ((uint64_t *)all)[i];
+        if (type <= UINT64) {
+            uint64_t x = integer(all, i, type);
             for (int r = 1; r < ranks; r++) {
-                uint64_t y = ((uint64_t *)(all + r * block))[i];
+                uint64_t y = integer(all + r * block, i, type);
                 x = op == SUM ? x + y : op == PROD ? x * y
-                    : ((type == INT64 ? (int64_t)x > (int64_t)y : x > y) == (op == MAX)) ? x : y;
+                    : ((type == UINT64 ? x > y : (int64_t)x > (int64_t)y) == (op == MAX)) ? x : y;
             }
-            ((uint64_t *)to)[i] = x;
+            memcpy(to + i * SIZES[type], &x, SIZES[type]); /* the lower bytes */
         } else {
             double x = value(all, i, type);
             for (int r = 1; r < ranks; r++) {
@@ -157,9 +160,6 @@ static void reduce(const char *all, char *to, size_t n, int ranks, int type, int
                 x = FOLD(x, y);
                 if (type == FLOAT32) /* one rounding per step, as the others do */
                     x = (float)x;
-                else if (type < INT64)
-                    x = type == INT8 ? (int8_t)(int64_t)x : type == UINT8 ? (uint8_t)(int64_t)x
-                        : type == INT32 ? (int32_t)(int64_t)x : (uint32_t)(int64_t)x;
             }
             store(to, i, type, x);
         }
