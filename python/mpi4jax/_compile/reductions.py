@@ -7,6 +7,7 @@ host need not reduce. What NCCL still leaves to the host is a list in `docs/tran
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -96,28 +97,31 @@ def _by_keys(reduction: str, dtype: Any) -> Converted | None:
     return Converted(wide, reduction, to, back)
 
 
-_FOLDS: dict[str, Callable[[Any], Any]] = {
-    "SUM": lambda x: jnp.sum(x, 0, dtype=x.dtype),
-    "PROD": lambda x: jnp.prod(x, 0, dtype=x.dtype),
-    "MAX": lambda x: jnp.max(x, 0),
-    "MIN": lambda x: jnp.min(x, 0),
-    "LAND": lambda x: jnp.all(x != 0, 0).astype(x.dtype),
-    "LOR": lambda x: jnp.any(x != 0, 0).astype(x.dtype),
-    "LXOR": lambda x: (jnp.sum(x != 0, 0) % 2).astype(x.dtype),
+_FOLDS: dict[str, Callable[[Any, Any], Any]] = {
+    "SUM": jnp.add,
+    "PROD": jnp.multiply,
+    "MAX": jnp.maximum,
+    "MIN": jnp.minimum,
+    "LAND": lambda a, b: ((a != 0) & (b != 0)).astype(a.dtype),
+    "LOR": lambda a, b: ((a != 0) | (b != 0)).astype(a.dtype),
+    "LXOR": lambda a, b: ((a != 0) ^ (b != 0)).astype(a.dtype),
 }
 
 
 def can_gather(reduction: str, dtype: Any, elements: int, ranks: int) -> bool:
     """Whether a prefix reduction gathers the blocks of all ranks, and XLA reduces them: where they
     are small. All ranks decide alike."""
-    is_small = elements * np.dtype(dtype).itemsize * ranks <= GATHERED_BYTES
+    is_small = elements * np.dtype(dtype).itemsize * ranks <= GATHERED_BYTES and ranks <= 64
     return is_small and reduction in _FOLDS
 
 
 def folded(reduction: str, blocks: Any, rank: int, *, is_exclusive: bool, reverse: bool) -> Any:
     """The prefix reduction on a rank of the blocks of all ranks, along the first axis."""
     blocks = blocks[rank + is_exclusive :] if reverse else blocks[: rank + 1 - is_exclusive]
-    # An exclusive one gives zeros where there is nothing to reduce; MPI leaves one block as it is.
+    # An exclusive one gives zeros where there is nothing to reduce. Not `jnp.sum`, which adds zero.
     if not blocks.shape[0]:
         return jnp.zeros(blocks.shape[1:], blocks.dtype)
-    return blocks[0] if blocks.shape[0] == 1 else _FOLDS[reduction](blocks)
+    keys = converted(reduction, blocks.dtype, 2) if reduction in ("MAX", "MIN") else None
+    if keys is None:
+        return functools.reduce(_FOLDS[reduction], blocks)
+    return keys.back(functools.reduce(_FOLDS[reduction], keys.to(blocks)))
