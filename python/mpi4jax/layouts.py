@@ -10,7 +10,7 @@ from mpi4py import MPI
 from ._numerics.base import as_array
 from ._numerics.layout import Layout, Pieces, Shape, batch_of, check_layout
 from ._op.comm import default_comm
-from .ops import alltoallv
+from .ops.alltoallv import alltoallv
 
 __all__ = ["Layout", "redistribute"]
 

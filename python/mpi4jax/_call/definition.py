@@ -15,18 +15,21 @@ from .._jax import traces
 from .._op import spec as _spec
 from .._op.other_names import check_keywords
 from .._op.primitive import OPERANDS, PRIMITIVES, abstract_eval, batch, split
-from .._op.spec import Call, Spec
+from .._op.spec import Spec
+from .call import run
 from .eager import implementation
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def define(prepare: Callable[..., Call], **fields: Any) -> Callable[[F], F]:
+def define(**fields: Any) -> Callable[[F], F]:
     """Register an operation, named after the function: its row of the table, and its primitive.
 
+    The function checks its arguments and makes a :class:`_op.spec.Call` of them. Decorated, it runs
+    the call and returns the result.
+
     Args:
-        prepare: makes the :class:`_op.spec.Call` of the function's arguments, by their names.
-        **fields: other fields of :class:`_op.spec.Spec`.
+        **fields: fields of :class:`_op.spec.Spec`.
 
     Raises:
         ImportError: if the native module does not have it.
@@ -34,14 +37,14 @@ def define(prepare: Callable[..., Call], **fields: Any) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         name = function.__name__
-        _register(_spec.add(name, prepare=prepare, **fields))
+        _register(_spec.add(name, prepare=function, **fields))
 
         @functools.wraps(function)
-        def checked(*args: Any, **kwargs: Any) -> Any:
+        def operation(*args: Any, **kwargs: Any) -> Any:
             check_keywords(name, kwargs)
-            return function(*args, **kwargs)
+            return run(function(*args, **kwargs))
 
-        return cast(F, checked)
+        return cast(F, operation)
 
     return decorate
 

@@ -64,6 +64,11 @@ class Call(NamedTuple):
     counts: tuple[Any, ...] = ()
 
 
+def call(op: str, arrays: tuple[Any, ...], params: Params, counts: tuple[Any, ...] = ()) -> Any:
+    """What the function of an op returns: a :class:`Call`, which `define` has run."""
+    return Call(op, arrays, params, counts)
+
+
 def is_root(p: Params) -> bool:
     return bool(p["root"] == p["comm"].rank)
 
@@ -87,7 +92,7 @@ class Spec:
             ``"per rank"``, or ``"variable"``: then ranks may differ.
         started: the MPI function that starts it without waiting for its end, if the native module
             does.
-        prepare: makes a :class:`Call` of the arguments of its function, by their names.
+        prepare: its function as it is written, which makes a :class:`Call` of its arguments.
         plan: what it does on this rank, given the parameters: a `_op.plan.Plan`. By default every
             rank calls it, sends its operand and returns what it receives.
         adjoint: the same of its transpose, if that is no other op. The primitive then has a

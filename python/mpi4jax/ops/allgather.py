@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.comm import as_comm
 from .._op.plan import Plan, Result
-from .._op.spec import Call, Params, T
+from .._op.spec import Params, T, call
 
 
 def _adjoint(p: Params) -> Plan:
     return Plan(None, Result.OPERAND, select=lambda c: c[p["comm"].rank])
 
 
-def _prepare(x: Any, comm: MPI.Intracomm | None) -> Call:
-    return Call("allgather", (x,), {"comm": as_comm("allgather", comm)})
-
-
 @define(
-    _prepare,
     adjoint=_adjoint,
     is_uniform=True,
 )
@@ -52,4 +44,4 @@ def allgather(x: T, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`gather`, :func:`alltoall`.
     """
-    return run(_prepare(x, comm))
+    return call("allgather", (x,), {"comm": as_comm("allgather", comm)})

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op import rows as _rows
 from .._op.comm import as_comm
 from .._op.plan import Plan, Result
-from .._op.spec import Call, Params, T
+from .._op.spec import Params, T, call
 
 
 def _adjoint(p: Params) -> Plan:
@@ -20,20 +18,7 @@ def _adjoint(p: Params) -> Plan:
     return Plan(None, Result.OPERAND, select=lambda c: c[start : start + rows])
 
 
-def _prepare(x: Any, counts: Sequence[int], comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("allgatherv", comm)
-    row_counts = _rows.counts_of("allgatherv", "counts", counts, c)
-    p = {
-        "comm": c,
-        "rows": (row_counts[c.rank], sum(row_counts)),
-        "sends": ((0, row_counts[c.rank]),) * c.size,
-        "receives": _rows.side_by_side(row_counts),
-    }
-    return Call("allgatherv", (x,), p)
-
-
 @define(
-    _prepare,
     adjoint=_adjoint,
     is_uniform=True,
 )
@@ -69,4 +54,12 @@ def allgatherv(x: T, counts: Sequence[int], *, comm: MPI.Intracomm | None = None
 
     See also: :func:`allgather`, :func:`gatherv`.
     """
-    return run(_prepare(x, counts, comm))
+    c = as_comm("allgatherv", comm)
+    row_counts = _rows.counts_of("allgatherv", "counts", counts, c)
+    p = {
+        "comm": c,
+        "rows": (row_counts[c.rank], sum(row_counts)),
+        "sends": ((0, row_counts[c.rank]),) * c.size,
+        "receives": _rows.side_by_side(row_counts),
+    }
+    return call("allgatherv", (x,), p)

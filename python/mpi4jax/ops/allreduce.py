@@ -6,12 +6,11 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.comm import Reduction, as_comm, as_reduction
 from .._op.plan import Plan, Result
-from .._op.spec import Call, T
+from .._op.spec import T, call
 
 
 def _derivative(r: ReductionTangent) -> Any:
@@ -19,13 +18,7 @@ def _derivative(r: ReductionTangent) -> Any:
     return r.reduce_tangent("allreduce", r.t * share)
 
 
-def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call:
-    p = {"comm": as_comm("allreduce", comm), "reduction": as_reduction("allreduce", op)}
-    return Call("allreduce", (x,), p)
-
-
 @define(
-    _prepare,
     adjoint=lambda p: Plan(None, Result.OPERAND),
     derivative=_derivative,
     is_uniform=True,
@@ -74,4 +67,5 @@ def allreduce(
 
     See also: :func:`reduce`, :func:`scan`, :func:`pvary`.
     """
-    return run(_prepare(x, op, comm))
+    p = {"comm": as_comm("allreduce", comm), "reduction": as_reduction("allreduce", op)}
+    return call("allreduce", (x,), p)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.comm import as_comm
-from .._op.spec import Call, T
+from .._op.spec import T, call
 
 
-def _prepare(x: Any, comm: MPI.Intracomm | None) -> Call:
-    return Call("alltoall", (x,), {"comm": as_comm("alltoall", comm)})
-
-
-@define(_prepare)
+@define()
 def alltoall(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Send block ``j`` to rank ``j``, for all ranks at once (MPI_Alltoall; MPI-4.1, section 6.8).
 
@@ -44,4 +37,4 @@ def alltoall(x: T, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`allgather`, :func:`scatter`.
     """
-    return run(_prepare(x, comm))
+    return call("alltoall", (x,), {"comm": as_comm("alltoall", comm)})

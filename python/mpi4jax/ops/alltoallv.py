@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op import rows
 from .._op.comm import as_comm
 from .._op.plan import Plan
-from .._op.spec import Call, T
-
-
-def _prepare(
-    x: Any, send_counts: Sequence[int], recv_counts: Sequence[int], comm: MPI.Intracomm | None
-) -> Call:
-    c = as_comm("alltoallv", comm)
-    sent = rows.counts_of("alltoallv", "send_counts", send_counts, c)
-    received = rows.counts_of("alltoallv", "recv_counts", recv_counts, c)
-    if sent[c.rank] != received[c.rank]:
-        raise ValueError(
-            f"alltoallv: arguments 'send_counts' and 'recv_counts' have rank {c.rank} send "
-            f"itself {sent[c.rank]} rows and receive {received[c.rank]}; expected the same number"
-        )
-    p = {
-        "comm": c,
-        "rows": (sum(sent), sum(received)),
-        "sends": rows.side_by_side(sent),
-        "receives": rows.side_by_side(received),
-    }
-    return Call("alltoallv", (x,), p)
+from .._op.spec import T, call
 
 
 @define(
-    _prepare,
     adjoint=lambda p: Plan("alltoallv"),
 )
 def alltoallv(
@@ -80,4 +57,18 @@ def alltoallv(
 
     See also: :func:`alltoall`, :func:`allgatherv`, :func:`scatterv`.
     """
-    return run(_prepare(x, send_counts, recv_counts, comm))
+    c = as_comm("alltoallv", comm)
+    sent = rows.counts_of("alltoallv", "send_counts", send_counts, c)
+    received = rows.counts_of("alltoallv", "recv_counts", recv_counts, c)
+    if sent[c.rank] != received[c.rank]:
+        raise ValueError(
+            f"alltoallv: arguments 'send_counts' and 'recv_counts' have rank {c.rank} send "
+            f"itself {sent[c.rank]} rows and receive {received[c.rank]}; expected the same number"
+        )
+    p = {
+        "comm": c,
+        "rows": (sum(sent), sum(received)),
+        "sends": rows.side_by_side(sent),
+        "receives": rows.side_by_side(received),
+    }
+    return call("alltoallv", (x,), p)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.comm import as_comm
-from .._op.spec import Call
+from .._op.spec import call
 
 
-def _prepare(comm: MPI.Intracomm | None) -> Call:
-    return Call("barrier", (), {"comm": as_comm("barrier", comm)})
-
-
-@define(_prepare)
+@define()
 def barrier(*, comm: MPI.Intracomm | None = None) -> None:
     """Wait for all ranks (MPI_Barrier; MPI-4.1, section 6.3).
 
@@ -34,4 +29,4 @@ def barrier(*, comm: MPI.Intracomm | None = None) -> None:
         >>> import mpi4jax.notoken as mpi4jax
         >>> mpi4jax.barrier()
     """
-    return run(_prepare(comm))
+    return call("barrier", (), {"comm": as_comm("barrier", comm)})

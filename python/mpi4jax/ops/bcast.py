@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
 from .._op.plan import Plan, Result
-from .._op.spec import Call, Params, T, is_root
+from .._op.spec import Params, T, call, is_root
 
 
 def _plan(p: Params) -> Plan:
@@ -22,13 +19,7 @@ def _adjoint(p: Params) -> Plan:
     return Plan(None, Result.OPERAND if is_root(p) else Result.ZEROS)
 
 
-def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("bcast", comm)
-    return Call("bcast", (x,), {"comm": c, "root": rank_of("bcast", "root", root, c)})
-
-
 @define(
-    _prepare,
     plan=_plan,
     adjoint=_adjoint,
     is_uniform=True,
@@ -59,4 +50,5 @@ def bcast(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`scatter`, :func:`pvary`.
     """
-    return run(_prepare(x, root, comm))
+    c = as_comm("bcast", comm)
+    return call("bcast", (x,), {"comm": c, "root": rank_of("bcast", "root", root, c)})

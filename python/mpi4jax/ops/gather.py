@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
 from .._op.plan import from_root_added, to_root
-from .._op.spec import Call, T
-
-
-def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("gather", comm)
-    return Call("gather", (x,), {"comm": c, "root": rank_of("gather", "root", root, c)})
+from .._op.spec import T, call
 
 
 @define(
-    _prepare,
     plan=to_root("gather"),
     adjoint=from_root_added("scatter"),
 )
@@ -50,4 +41,5 @@ def gather(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`allgather`, :func:`scatter`.
     """
-    return run(_prepare(x, root, comm))
+    c = as_comm("gather", comm)
+    return call("gather", (x,), {"comm": c, "root": rank_of("gather", "root", root, c)})

@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op import rows as _rows
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
 from .._op.plan import from_root_added, to_root
-from .._op.spec import Call, T
-
-
-def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("gatherv", comm)
-    row_counts, to = (
-        _rows.counts_of("gatherv", "counts", counts, c),
-        rank_of("gatherv", "root", root, c),
-    )
-    rows, receives, sends = _rows.with_root(row_counts, to, c)
-    p = {
-        "comm": c,
-        "root": to,
-        "rows": (row_counts[c.rank], rows),
-        "sends": sends,
-        "receives": receives,
-    }
-    return Call("gatherv", (x,), p)
+from .._op.spec import T, call
 
 
 @define(
-    _prepare,
     plan=to_root("gatherv"),
     adjoint=from_root_added("scatterv"),
 )
@@ -75,4 +55,17 @@ def gatherv(
 
     See also: :func:`gather`, :func:`allgatherv`, :func:`scatterv`.
     """
-    return run(_prepare(x, counts, root, comm))
+    c = as_comm("gatherv", comm)
+    row_counts, to = (
+        _rows.counts_of("gatherv", "counts", counts, c),
+        rank_of("gatherv", "root", root, c),
+    )
+    rows, receives, sends = _rows.with_root(row_counts, to, c)
+    p = {
+        "comm": c,
+        "root": to,
+        "rows": (row_counts[c.rank], rows),
+        "sends": sends,
+        "receives": receives,
+    }
+    return call("gatherv", (x,), p)

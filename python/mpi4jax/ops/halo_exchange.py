@@ -9,11 +9,10 @@ import jax.numpy as jnp
 from mpi4py import MPI
 
 from .. import _native
-from .._call.call import run
 from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands, carrier
 from .._grid import border as _border, cart as _cart, faces
-from .._op.spec import Call, T
+from .._op.spec import T, call
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -91,32 +90,7 @@ def _adjoint(
     return _exchanged(low, [*ys, total, came], goes, comes, is_local=True)[:n]
 
 
-def _prepare(
-    x: Any,
-    cart: MPI.Cartcomm,
-    axes: int | Sequence[int | None] | None,
-    width: int | Sequence[int | tuple[int, int]],
-    corners: bool,
-    border: Any,
-) -> Call:
-    name = "halo_exchange"
-    comm = _cart.as_cart(name, cart)
-    chosen, widths = _cart.axes_of(name, comm, axes), _cart.widths_of(name, comm, width)
-    exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
-    if border is not None:
-        sides = _border.sides_of(name, comm, border)
-        x = _border.filled(name, comm, x, chosen, widths, sides, bool(corners))
-    p = {
-        "comm": comm,
-        "axes": tuple(chosen[k] for k in exchanged),
-        "widths": tuple(widths[k] for k in exchanged),
-        "neighbours": _cart.neighbours(comm, exchanged, bool(corners)),
-    }
-    return Call(name, (x,), p)
-
-
 @define(
-    _prepare,
     lower=_lower,
     adjoint=_lower,
     start=faces.start,
@@ -183,4 +157,17 @@ def halo_exchange(
 
     See also: :func:`scatter_blocks`, :func:`gather_blocks`, :func:`sendrecv`.
     """
-    return run(_prepare(x, cart, axes, width, corners, border))
+    name = "halo_exchange"
+    comm = _cart.as_cart(name, cart)
+    chosen, widths = _cart.axes_of(name, comm, axes), _cart.widths_of(name, comm, width)
+    exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
+    if border is not None:
+        sides = _border.sides_of(name, comm, border)
+        x = _border.filled(name, comm, x, chosen, widths, sides, bool(corners))
+    p = {
+        "comm": comm,
+        "axes": tuple(chosen[k] for k in exchanged),
+        "widths": tuple(widths[k] for k in exchanged),
+        "neighbours": _cart.neighbours(comm, exchanged, bool(corners)),
+    }
+    return call(name, (x,), p)

@@ -7,13 +7,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op import rows
 from .._op.arguments import rank_of
 from .._op.comm import Comm, as_comm
 from .._op.plan import Plan
-from .._op.spec import Call, T
+from .._op.spec import T, call
 
 
 def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
@@ -43,20 +42,7 @@ def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
     return ranks_of_pairs
 
 
-def _prepare(x: Any, pairs: Sequence[tuple[int, int]], comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("permute", comm)
-    ranks_of_pairs = _pairs_of(pairs, c)
-    p = {
-        "comm": c,
-        "rows": (None, None),
-        "sends": _to_and_from(c, [dest for source, dest in ranks_of_pairs if source == c.rank]),
-        "receives": _to_and_from(c, [source for source, dest in ranks_of_pairs if dest == c.rank]),
-    }
-    return Call("permute", (x,), p)
-
-
 @define(
-    _prepare,
     adjoint=lambda p: Plan("permute"),
 )
 def permute(
@@ -97,7 +83,15 @@ def permute(
 
     See also: :func:`sendrecv`, :func:`alltoallv`.
     """
-    return run(_prepare(x, pairs, comm))
+    c = as_comm("permute", comm)
+    ranks_of_pairs = _pairs_of(pairs, c)
+    p = {
+        "comm": c,
+        "rows": (None, None),
+        "sends": _to_and_from(c, [dest for source, dest in ranks_of_pairs if source == c.rank]),
+        "receives": _to_and_from(c, [source for source, dest in ranks_of_pairs if dest == c.rank]),
+    }
+    return call("permute", (x,), p)
 
 
 def _to_and_from(comm: Comm, ranks: list[int]) -> tuple[rows.Part, ...]:

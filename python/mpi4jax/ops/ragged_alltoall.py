@@ -15,7 +15,7 @@ from .._call.call import run
 from .._call.definition import define
 from .._op.comm import Comm, as_comm, static_int
 from .._op.plan import Plan
-from .._op.spec import Call, Params, T
+from .._op.spec import Call, Params, T, call
 from .._requests.request import CompositeKind, CompositeRequest, Request
 
 
@@ -80,19 +80,7 @@ def _rows_of(x: Any) -> int:
     return int(shape[0])
 
 
-def _prepare(x: Any, send_counts: Any, capacity: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("ragged_alltoall", comm)
-    counts = _counts_of(send_counts, c)
-    expected = "a number of rows, known when it is traced"
-    room = static_int("ragged_alltoall", "capacity", capacity, expected)
-    if room < 0:
-        raise ValueError(f"ragged_alltoall: argument 'capacity' must be {expected}, got {room}")
-    p = {"comm": c, "rows": (_rows_of(x), room)}
-    return Call("ragged_alltoall", (x,), p, (counts,))
-
-
 @define(
-    _prepare,
     adjoint=lambda p: Plan("ragged_alltoall", attrs={"reverse": True}),
     start=_start,
 )
@@ -148,4 +136,11 @@ def ragged_alltoall(
 
     See also: :func:`alltoallv`, whose counts are known when it is traced; :func:`alltoall`.
     """
-    return run(_prepare(x, send_counts, capacity, comm))
+    c = as_comm("ragged_alltoall", comm)
+    counts = _counts_of(send_counts, c)
+    expected = "a number of rows, known when it is traced"
+    room = static_int("ragged_alltoall", "capacity", capacity, expected)
+    if room < 0:
+        raise ValueError(f"ragged_alltoall: argument 'capacity' must be {expected}, got {room}")
+    p = {"comm": c, "rows": (_rows_of(x), room)}
+    return call("ragged_alltoall", (x,), p, (counts,))

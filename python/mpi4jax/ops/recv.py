@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.arguments import ANY_SOURCE, ANY_TAG, peer_of, tag_of
 from .._op.comm import as_comm, as_status
 from .._op.packing import check_template
 from .._op.plan import Plan, Result
-from .._op.spec import Call, Params, T
+from .._op.spec import Params, T, call
 
 
 def _plan(p: Params) -> Plan:
@@ -21,22 +18,7 @@ def _plan(p: Params) -> Plan:
     return Plan("recv", Result.TEMPLATE, sends=False)
 
 
-def _prepare(
-    x: Any, source: int, tag: int, comm: MPI.Intracomm | None, status: MPI.Status | None = None
-) -> Call:
-    check_template("recv", "x", x)
-    c = as_comm("recv", comm)
-    p = {
-        "comm": c,
-        "source": peer_of("recv", "source", source, c),
-        "recvtag": tag_of("recv", "tag", tag, wildcard=True),
-        "status": as_status("recv", status),
-    }
-    return Call("recv", (x,), p)
-
-
 @define(
-    _prepare,
     plan=_plan,
 )
 def recv(
@@ -81,4 +63,12 @@ def recv(
 
     See also: :func:`send`, :func:`sendrecv`, :func:`recv_with_status` for a traced status.
     """
-    return run(_prepare(x, source, tag, comm, status))
+    check_template("recv", "x", x)
+    c = as_comm("recv", comm)
+    p = {
+        "comm": c,
+        "source": peer_of("recv", "source", source, c),
+        "recvtag": tag_of("recv", "tag", tag, wildcard=True),
+        "status": as_status("recv", status),
+    }
+    return call("recv", (x,), p)

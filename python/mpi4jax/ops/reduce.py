@@ -6,13 +6,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.arguments import rank_of
 from .._op.comm import Reduction, as_comm, as_reduction
 from .._op.plan import Plan, Result, from_root_added, to_root
-from .._op.spec import Call, Params, T, is_root
+from .._op.spec import Params, T, call, is_root
 
 
 def _adjoint(p: Params) -> Plan:
@@ -25,18 +24,7 @@ def _derivative(r: ReductionTangent) -> Any:
     return ty if is_root(r.p) else r.t  # elsewhere the result is the input
 
 
-def _prepare(x: Any, op: MPI.Op | Reduction, root: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("reduce", comm)
-    p = {
-        "comm": c,
-        "reduction": as_reduction("reduce", op),
-        "root": rank_of("reduce", "root", root, c),
-    }
-    return Call("reduce", (x,), p)
-
-
 @define(
-    _prepare,
     plan=to_root("reduce"),
     adjoint=_adjoint,
     derivative=_derivative,
@@ -79,4 +67,10 @@ def reduce(
 
     See also: :func:`allreduce`, :func:`scan`.
     """
-    return run(_prepare(x, op, root, comm))
+    c = as_comm("reduce", comm)
+    p = {
+        "comm": c,
+        "reduction": as_reduction("reduce", op),
+        "root": rank_of("reduce", "root", root, c),
+    }
+    return call("reduce", (x,), p)

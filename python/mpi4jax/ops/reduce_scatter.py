@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.comm import Reduction, as_comm, as_reduction
 from .._op.plan import Plan
-from .._op.spec import Call, T
-
-
-def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call:
-    p = {
-        "comm": as_comm("reduce_scatter", comm),
-        "reduction": as_reduction("reduce_scatter", op),
-    }
-    return Call("reduce_scatter", (x,), p)
+from .._op.spec import T, call
 
 
 @define(
-    _prepare,
     adjoint=lambda p: Plan("allgather"),
     derivative=ReductionTangent.of_own_block,
     only_for_its_result=lambda p: True,
@@ -69,4 +57,8 @@ def reduce_scatter(
 
     See also: :func:`allreduce`, :func:`allgather`.
     """
-    return run(_prepare(x, op, comm))
+    p = {
+        "comm": as_comm("reduce_scatter", comm),
+        "reduction": as_reduction("reduce_scatter", op),
+    }
+    return call("reduce_scatter", (x,), p)

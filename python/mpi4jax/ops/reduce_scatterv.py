@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op import rows as _rows
 from .._op.comm import Reduction, as_comm, as_reduction
 from .._op.plan import Plan
-from .._op.spec import Call, T
-
-
-def _prepare(
-    x: Any, counts: Sequence[int], op: MPI.Op | Reduction, comm: MPI.Intracomm | None
-) -> Call:
-    c = as_comm("reduce_scatterv", comm)
-    row_counts = _rows.counts_of("reduce_scatterv", "counts", counts, c)
-    p = {
-        "comm": c,
-        "reduction": as_reduction("reduce_scatterv", op),
-        "rows": (sum(row_counts), row_counts[c.rank]),
-        "sends": _rows.side_by_side(row_counts),
-        "receives": ((0, row_counts[c.rank]),) * c.size,
-    }
-    return Call("reduce_scatterv", (x,), p)
+from .._op.spec import T, call
 
 
 @define(
-    _prepare,
     adjoint=lambda p: Plan("allgatherv"),
     derivative=ReductionTangent.of_own_block,
     only_for_its_result=lambda p: True,
@@ -83,4 +65,13 @@ def reduce_scatterv(
 
     See also: :func:`reduce_scatter`, :func:`allgatherv`.
     """
-    return run(_prepare(x, counts, op, comm))
+    c = as_comm("reduce_scatterv", comm)
+    row_counts = _rows.counts_of("reduce_scatterv", "counts", counts, c)
+    p = {
+        "comm": c,
+        "reduction": as_reduction("reduce_scatterv", op),
+        "rows": (sum(row_counts), row_counts[c.rank]),
+        "sends": _rows.side_by_side(row_counts),
+        "receives": ((0, row_counts[c.rank]),) * c.size,
+    }
+    return call("reduce_scatterv", (x,), p)

@@ -6,12 +6,11 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.comm import as_comm, as_reduction
 from .._op.plan import Plan
-from .._op.spec import Call, Params, T
+from .._op.spec import Params, T, call
 
 
 def _plan(p: Params) -> Plan:
@@ -22,13 +21,7 @@ def _derivative(r: ReductionTangent) -> Any:
     return r.over_first(r.comm.rank + 1)
 
 
-def _prepare(x: Any, op: MPI.Op, comm: MPI.Intracomm | None) -> Call:
-    p = {"comm": as_comm("scan", comm), "reduction": as_reduction("scan", op)}
-    return Call("scan", (x,), p)
-
-
 @define(
-    _prepare,
     plan=_plan,
     adjoint=_plan,
     derivative=_derivative,
@@ -65,4 +58,5 @@ def scan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`allreduce`.
     """
-    return run(_prepare(x, op, comm))
+    p = {"comm": as_comm("scan", comm), "reduction": as_reduction("scan", op)}
+    return call("scan", (x,), p)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
 from .._op.plan import from_root, to_root_or_zeros
-from .._op.spec import Call, T
-
-
-def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("scatter", comm)
-    return Call("scatter", (x,), {"comm": c, "root": rank_of("scatter", "root", root, c)})
+from .._op.spec import T, call
 
 
 @define(
-    _prepare,
     plan=from_root("scatter"),
     adjoint=to_root_or_zeros("gather"),
 )
@@ -55,4 +46,5 @@ def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`gather`, :func:`alltoall`.
     """
-    return run(_prepare(x, root, comm))
+    c = as_comm("scatter", comm)
+    return call("scatter", (x,), {"comm": c, "root": rank_of("scatter", "root", root, c)})

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op import rows as _rows
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
 from .._op.plan import from_root, to_root_or_zeros
-from .._op.spec import Call, T
-
-
-def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("scatterv", comm)
-    row_counts = _rows.counts_of("scatterv", "counts", counts, c)
-    of = rank_of("scatterv", "root", root, c)
-    rows, sends, receives = _rows.with_root(row_counts, of, c)
-    p = {
-        "comm": c,
-        "root": of,
-        "rows": (rows, row_counts[c.rank]),
-        "sends": sends,
-        "receives": receives,
-    }
-    return Call("scatterv", (x,), p)
+from .._op.spec import T, call
 
 
 @define(
-    _prepare,
     plan=from_root("scatterv"),
     adjoint=to_root_or_zeros("gatherv"),
 )
@@ -77,4 +59,15 @@ def scatterv(
 
     See also: :func:`scatter`, :func:`gatherv`.
     """
-    return run(_prepare(x, counts, root, comm))
+    c = as_comm("scatterv", comm)
+    row_counts = _rows.counts_of("scatterv", "counts", counts, c)
+    of = rank_of("scatterv", "root", root, c)
+    rows, sends, receives = _rows.with_root(row_counts, of, c)
+    p = {
+        "comm": c,
+        "root": of,
+        "rows": (rows, row_counts[c.rank]),
+        "sends": sends,
+        "receives": receives,
+    }
+    return call("scatterv", (x,), p)

@@ -6,26 +6,13 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.arguments import peer_of, tag_of
 from .._op.comm import as_comm
-from .._op.spec import Call
+from .._op.spec import call
 
 
-def _prepare(x: Any, dest: int, tag: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("send", comm)
-    p = {
-        "comm": c,
-        "dest": peer_of("send", "dest", dest, c),
-        "sendtag": tag_of("send", "tag", tag),
-    }
-    return Call("send", (x,), p)
-
-
-@define(
-    _prepare,
-)
+@define()
 def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) -> None:
     """Send an array to another rank (MPI_Send; MPI-4.1, section 3.2).
 
@@ -52,4 +39,10 @@ def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) 
 
     See also: :func:`recv`, :func:`sendrecv`.
     """
-    return run(_prepare(x, dest, tag, comm))
+    c = as_comm("send", comm)
+    p = {
+        "comm": c,
+        "dest": peer_of("send", "dest", dest, c),
+        "sendtag": tag_of("send", "tag", tag),
+    }
+    return call("send", (x,), p)

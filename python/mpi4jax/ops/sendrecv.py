@@ -7,13 +7,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.arguments import ANY_TAG, peer_of, tag_of
 from .._op.comm import as_comm, as_status
 from .._op.packing import check_template
 from .._op.plan import Plan, Result
-from .._op.spec import SPECS, Call, Params, T
+from .._op.spec import SPECS, Params, T, call
 from .._requests.request import CompositeKind, CompositeRequest, Request
 
 
@@ -33,31 +32,7 @@ def _start(
     )
 
 
-def _prepare(
-    sendbuf: Any,
-    recvbuf: Any,
-    source: int,
-    dest: int,
-    sendtag: int,
-    recvtag: int,
-    comm: MPI.Intracomm | None,
-    status: MPI.Status | None = None,
-) -> Call:
-    check_template("sendrecv", "recvbuf", recvbuf)
-    c = as_comm("sendrecv", comm)
-    p = {
-        "comm": c,
-        "source": peer_of("sendrecv", "source", source, c),
-        "dest": peer_of("sendrecv", "dest", dest, c),
-        "sendtag": tag_of("sendrecv", "sendtag", sendtag),
-        "recvtag": tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
-        "status": as_status("sendrecv", status),
-    }
-    return Call("sendrecv", (sendbuf, recvbuf), p)
-
-
 @define(
-    _prepare,
     plan=lambda p: Plan("sendrecv", Result.TEMPLATE),
     start=_start,
 )
@@ -106,4 +81,14 @@ def sendrecv(
 
     See also: :func:`send`, :func:`recv`, :func:`sendrecv_with_status` for a traced status.
     """
-    return run(_prepare(sendbuf, recvbuf, source, dest, sendtag, recvtag, comm, status))
+    check_template("sendrecv", "recvbuf", recvbuf)
+    c = as_comm("sendrecv", comm)
+    p = {
+        "comm": c,
+        "source": peer_of("sendrecv", "source", source, c),
+        "dest": peer_of("sendrecv", "dest", dest, c),
+        "sendtag": tag_of("sendrecv", "sendtag", sendtag),
+        "recvtag": tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
+        "status": as_status("sendrecv", status),
+    }
+    return call("sendrecv", (sendbuf, recvbuf), p)
