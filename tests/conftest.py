@@ -3,7 +3,7 @@
 unit/   one process, no MPI job
 ranks/  run by every rank: `python tools/run_tests.py -n 1,2 tests/ranks/...`
 jobs/   start MPI jobs of their own, on any number of ranks
-gpu/    the same on stand-ins for CUDA and NCCL; and scripts for machines with a GPU
+gpu/    the same on fakes for CUDA and NCCL; and scripts for machines with a GPU
 forks/  processes that have imported JAX, for the jobs that tests start
 rust/   the tests of the native module that need more than one file: `make test-rust`
 
@@ -108,7 +108,7 @@ def run_job(fork_server):
     """run_job(ranks, *arguments, cwd, time_limit=100, env={}, fork=True): `python arguments...`.
 
     It is a job of its own. Returns a CompletedProcess with the output as text; the return code is
-    None after a time-out. Without fork no process has imported anything, and ranks are mpiexec's
+    None after a timeout. Without fork no process has imported anything, and ranks are mpiexec's
     own children: for tests of what the launcher or the watchdog does to processes.
     """
 

@@ -75,7 +75,7 @@ def describe(advice: list[str]) -> None:
         names = {host: hosts.count(host) for host in hosts}
         say(f"ranks        {size} on {', '.join(f'{h} ({n})' for h, n in names.items())}")
     limit = watch.timeout()
-    say(f"time-out     {f'{limit:g} s' if limit else 'none'}, dumps in {job.directory(size)}")
+    say(f"timeout      {f'{limit:g} s' if limit else 'none'}, dumps in {job.directory(size)}")
 
     told, _ = job.told_ranks()
     if size == 1 and told > 1:

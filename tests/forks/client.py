@@ -1,6 +1,6 @@
 """`python -I -S client.py SOCKET ARGUMENTS...` is `python ARGUMENTS...`, forked by a server.
 
-Under mpiexec it stands for the rank: the forked process has its environment, its folder and its
+Under mpiexec it stands for the rank: the forked process has its environment, its directory and its
 files, those that the launcher has opened for it included. Signals are passed on, the exit status is
 passed back, and the forked process does not outlive this one.
 """

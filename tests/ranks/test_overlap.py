@@ -403,7 +403,7 @@ def test_what_is_no_request():
 
 def test_a_request_that_was_changed():
     request = mpi4jax.iallreduce(jnp.ones(3))
-    with pytest.raises(WRONG, match="no started operation has this request"):
+    with pytest.raises(WRONG, match="no nonblocking operation has this request"):
         jax.block_until_ready(mpi4jax.wait(jax.tree.map(lambda n: n + 1, request)))
     with pytest.raises(WRONG, match="the request was never started"):
         jax.block_until_ready(mpi4jax.wait(jax.tree.map(jnp.zeros_like, request)))

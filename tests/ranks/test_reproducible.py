@@ -52,7 +52,7 @@ def exact(v):
     narrow = np.asarray(total).astype(v.dtype)
     if v.dtype.itemsize >= 4 or not narrow or not np.isfinite(narrow):
         return narrow
-    # Of the neighbours, the nearest: a conversion from float64 may round twice.
+    # Of the neighbors, the nearest: a conversion from float64 may round twice.
     bits = narrow.view(np.int16)
     near = [(bits + k).astype(np.int16).view(v.dtype) for k in (-1, 0, 1)]
     return min(near, key=lambda n: (abs(float(n) - total), int(n.view(np.int16)) & 1))

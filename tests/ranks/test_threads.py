@@ -70,7 +70,7 @@ FIRST_CALLS = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("call", FIRST_CALLS)
 def test_no_first_call_waits_for_that_of_another_thread(call):
-    """Neighbours begin with different communicators. JAX compiles the program in the first call,
+    """Neighbors begin with different communicators. JAX compiles the program in the first call,
     once more after `jax.clear_caches`, and for another data type."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         pytest.skip("MPI allows one thread at a time")
@@ -106,7 +106,7 @@ ON_A_COMM = [case for case in cases() if case.name != "recv"]
 @pytest.mark.parametrize("api", ["blocking", "non-blocking"])
 @each(ON_A_COMM)
 def test_two_threads_in_opposite_order(case, api, two_comms):
-    """Neighbours begin with different communicators, each in a thread of its own. Nothing that one
+    """Neighbors begin with different communicators, each in a thread of its own. Nothing that one
     thread holds while it waits is needed by the other."""
     if api == "non-blocking" and case.name not in STARTED:
         pytest.skip("has no non-blocking form")
@@ -136,7 +136,7 @@ class Starts:
 @pytest.mark.timeout(60)
 @each([case for case in ON_A_COMM if case.name in STARTED and case.name not in EXCEPTIONS])
 def test_a_start_waits_for_nobody(case, two_comms):
-    """Neighbours start on two communicators in different orders, and rank 1 starts when it has
+    """Neighbors start on two communicators in different orders, and rank 1 starts when it has
     heard from rank 0, which has started then. They wait in different orders, too."""
     xs = case.operands()
 

@@ -24,7 +24,7 @@ STEPS = 2
 # On many ranks, products over them would overflow, and iterations diverge.
 FACTOR, COUPLING, LOW, HIGH = (1, 0.1, 0.5, 1.5) if SIZE <= 4 else (0.1, 1e-5, 0.7, 1.1)
 
-# With which reductions an op is tested: one that is linear, and another.
+# With which reductions an operation is tested: one that is linear, and another.
 REDUCTIONS = {
     **dict.fromkeys(ROWS, ("SUM",)),
     **dict.fromkeys(REDUCING, ("SUM", "MAX")),

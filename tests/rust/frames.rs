@@ -85,7 +85,7 @@ fn usual(source: &mut Source) -> Value {
     });
     let others = [
         (row.has_reduction, "reduction", json!(source.one_of(&["SUM", "MAX", "LAND", "BXOR", "user#1"]))),
-        // One block of five floats, whose ends go to a neighbour, and come from there.
+        // One block of five floats, whose ends go to a neighbor, and come from there.
         (
             row.has_blocks,
             "halo",

@@ -15,7 +15,7 @@ use _native::mpilib::handle_value;
 use mpi::ffi;
 
 fn main() {
-    // SAFETY: MPI is initialised first and finalised last, and used by this thread only.
+    // SAFETY: MPI is initialized first and finalized last, and used by this thread only.
     let comm = unsafe {
         let mut level: c_int = 0;
         assert_eq!(0, ffi::MPI_Init_thread(null_mut(), null_mut(), ffi::RSMPI_THREAD_MULTIPLE, &mut level));

@@ -24,7 +24,7 @@ use _native::transport::{Descriptor, Transport, set_count_limit};
 use super::model::{Made, Model, Place, model, reverses, rows_of};
 
 /// Runs everything on each transport that can start, and gives their names: those for arrays in the memory of the host, and
-/// where stand-ins take the part of the CUDA driver and of NCCL, those for GPUs. Called on every rank of `comm`.
+/// where fakes take the part of the CUDA driver and of NCCL, those for GPUs. Called on every rank of `comm`.
 pub fn run_all(comm: &Arc<Comm>) -> Vec<String> {
     let mut names = Vec::new();
     set_device(0);

@@ -138,7 +138,7 @@ fn many(api: &'static Api, count: usize) {
         if i == count / 4 {
             before = resident();
         }
-        // SAFETY: MPI is initialised; the communicator is freed last.
+        // SAFETY: MPI is initialized; the communicator is freed last.
         unsafe {
             let mut made = MaybeUninit::uninit();
             assert_eq!(0, ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, made.as_mut_ptr()));

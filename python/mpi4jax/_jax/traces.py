@@ -292,7 +292,7 @@ def name_axis_of_tangents(owner: Any, name: str) -> None:
             kwargs["axis_name"] = name
         return original(fun, *args, **kwargs)
 
-    with unless_changed("jax.jacfwd of a function that communicates is an error"):
+    with unless_changed("jax.jacfwd of a function that communicates fails"):
         wrap(owner, "vmap", named)
 
 

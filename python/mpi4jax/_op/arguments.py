@@ -63,7 +63,7 @@ def _traced(op: str, name: str, value: Any) -> Any:
 def peer_of(op: str, name: str, value: Any, comm: Comm) -> Any:
     """Return the source or destination of a message, which may be traced.
 
-    In a branch of a `cond`, a number that is no rank is an error only if the branch is taken: as a
+    In a branch of a `cond`, an invalid rank raises an error only if the branch is taken: as a
     NumPy scalar, it is handled as a traced one.
     """
     if isinstance(value, jax.core.Tracer):

@@ -20,7 +20,7 @@ def _handles(name: str, request: Any) -> tuple[Any, ...]:
     if not isinstance(request, Request):
         raise TypeError(
             f"{name}: argument 'request' must be a request, from iallreduce or another "
-            f"non-blocking operation; got {type(request).__name__}: {request!r}"
+            f"nonblocking operation; got {type(request).__name__}: {request!r}"
         )
     handles = request._all_handles()
     for handle in handles:

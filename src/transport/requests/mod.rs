@@ -165,7 +165,7 @@ pub fn take(handle: Handle, results: &[Option<Buffer>; 2]) -> Result<Option<Arc<
     let mut table = table();
     let Some(number) = number_of(handle).filter(|number| (1..=table.last).contains(number)) else {
         return wrong(format!(
-            "no started operation has this request: {handle:?}; pass a request on unchanged, and wait for it once"
+            "no nonblocking operation has this request: {handle:?}; pass a request on unchanged, and wait for it once"
         ));
     };
     let Some(request) = table.under_way.get(&number) else {
@@ -174,7 +174,7 @@ pub fn take(handle: Handle, results: &[Option<Buffer>; 2]) -> Result<Option<Arc<
         return wrong(format!("the request{what} has been waited for before"));
     };
     if !request.gives(results) {
-        return wrong("the started operation has a result of another type or size than the wait".into());
+        return wrong("the nonblocking operation has a result of another type or size than the wait".into());
     }
     let request = request.clone();
     table.under_way.remove(&number);
@@ -325,7 +325,7 @@ mod tests {
         let (a, b) = (started(&comm, 1.0), started(&comm, 2.0));
         let sum = std::array::from_fn(|i| a[i] + b[i]);
         for wrong in [sum, [f32::NAN; HANDLE], [-1.0; HANDLE], [1e30; HANDLE], [a[0], a[1], a[2] + 1.0]] {
-            assert!(waited(wrong).unwrap_err().contains("no started operation has"), "{wrong:?}");
+            assert!(waited(wrong).unwrap_err().contains("no nonblocking operation has"), "{wrong:?}");
         }
         assert!(take(Handle::default(), &[None; 2]).unwrap().is_none());
         assert_eq!([waited(a), waited(b)], [Ok(1.0), Ok(2.0)]);

@@ -14,7 +14,7 @@ use crate::record::recorder::Record;
 use crate::record::{events, log};
 use crate::sync::lock;
 
-/// A started operation that has not ended, by what carries it.
+/// A pending nonblocking operation, by what carries it.
 pub enum UnderWay {
     /// Requests of MPI.
     Posted(Posted),
