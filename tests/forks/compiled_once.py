@@ -1,7 +1,7 @@
 """Ranks that compile the same program share it: one compiles, the others wait for it and load it.
 
 Processes in which ranks of tests begin import this. What they compile is in JAX's persistent cache,
-in the directory MPI4JAX_TEST_COMPILED; without that variable each rank compiles for itself. JAX alone
+in the directory MPI4JAX_TEST_COMPILED; without it each rank compiles for itself. JAX alone
 would let ranks that compile at the same time do so, and read files that others are writing.
 
 Programs of one thread share an MLIR context, too. JAX up to 0.11 makes one for each program, and

@@ -232,8 +232,7 @@ def test_installation_names_what_is_needed():
     for abi in loader._ABIS.values():
         assert f"| `_native_{abi}` |" in text
     (examples,) = re.findall(r"what the scripts in `examples/` need: (.*)\.", text)
-    extras = project["optional-dependencies"]
-    needed = [*extras["checkpoints"], *(name for name in extras["examples"] if "[" not in name)]
+    needed = project["optional-dependencies"]["examples"]
     assert sorted(examples.lower().split(", ")) == sorted(needed)
 
 
