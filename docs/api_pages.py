@@ -104,11 +104,34 @@ PAGES: dict[str, Page] = {
                 "[Coming from `shard_map`](from-shard-map.md) has examples.",
             ),
             Section(
+                "Global arrays and their shardings",
+                "mpi4jax.notoken",
+                [
+                    "sharding.NamedSharding", "sharding.cut", "sharding.join",
+                    "sharding.make_array_from_callback", "sharding.device_put",
+                    "sharding.shard_map",
+                ],
+                "`mpi4jax.sharding` is loaded when it is used. `shard_map` of this module takes "
+                "and returns global arrays.",
+            ),
+            Section(
+                "Training",
+                "mpi4jax.notoken",
+                [
+                    "training.fsdp_specs", "training.unshard", "training.specs_for",
+                    "training.global_norm", "training.clip_by_global_norm", "training.gpipe",
+                    "training.one_forward_one_backward", "training.batches", "training.Sampler",
+                ],
+                "`mpi4jax.training` is loaded when it is used. [Training a network](training.md) "
+                "has examples.",
+            ),
+            Section(
                 "Blocks and ghost cells",
                 "mpi4jax.notoken",
                 [
                     "halo_add", "scatter_blocks", "gather_blocks",
-                    "grids.Block", "grids.overlapped", "grids.regions",
+                    "grids.Block", "grids.balanced", "grids.dirichlet", "grids.neumann",
+                    "grids.overlapped", "grids.regions",
                 ],
                 "[Grids and ghost cells](grids.md) has examples. `halo_exchange` is an "
                 "[operation](reference-operations.md#halo_exchange).",

@@ -139,11 +139,15 @@ __all__ = [
     "redistribute",
     "reproducible_sum",
     "shard_map",
+    "sharding",
     "time_limit",
+    "training",
     "transport_info",
 ]
 __all__ += _public_names(_functions_with_tokens)
 __all__ += _public_names(_starts)
 
-if not TYPE_CHECKING:  # to a type checker, a module with this function has all names
+if TYPE_CHECKING:
+    from . import sharding, training
+else:  # to a type checker, a module with this function has all names
     __getattr__ = _missing_from(__name__, __all__)

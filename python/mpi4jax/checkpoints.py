@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +17,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
 from ._job.flush import flush
 from ._numerics import store
-from ._numerics.layout import Layout, part_of
-from ._op.comm import default_comm
+from ._numerics.layout import Layout, as_layout, part_of
+from ._spmd.mesh import Mesh
 from .grids import Block
+from .layouts import comm_of
 
 __all__ = ["load", "save"]
 
@@ -41,6 +44,7 @@ class _Array(NamedTuple):
             until all have exchanged theirs.
         window: this rank's block in it.
         inner: the block in what the rank has.
+        writes: whether this rank writes the block, of which several may have a copy.
     """
 
     name: str
@@ -50,6 +54,12 @@ class _Array(NamedTuple):
     whole: tuple[int, ...]
     window: Window
     inner: Window
+    writes: bool = True
+
+    @property
+    def written(self) -> list[int] | None:
+        """The shape of what this rank writes, None for nothing."""
+        return [s.stop - s.start for s in self.window] if self.writes else None
 
     def along(self, length: int, start: int, stop: int) -> _Array:
         """Return the array with another global length, and block, along the axis of `layout`."""
@@ -61,7 +71,23 @@ class _Array(NamedTuple):
 
 
 def _is_layout(x: Any) -> bool:
-    return x is None or isinstance(x, (int, Layout, Block))
+    return x is None or isinstance(x, (int, Layout, PartitionSpec)) or hasattr(x, "layout_of")
+
+
+def _known(op: str, layouts: Any, mesh: Mesh | None, comm: Any) -> tuple[Any, MPI.Intracomm]:
+    """Layouts with shardings in place of specs, and the communicator."""
+
+    def known(layout: Any) -> Any:
+        if not isinstance(layout, PartitionSpec):
+            return layout
+        from .sharding import as_sharding  # loaded only by programs that use it
+
+        return as_sharding(op, layout, mesh)
+
+    layouts = jax.tree.map(known, layouts, is_leaf=_is_layout)
+    given = jax.tree.leaves(layouts, is_leaf=_is_layout)
+    comm = mesh.comm(mesh.axis_names) if comm is None and mesh is not None else comm
+    return layouts, comm_of(op, comm, *given)
 
 
 def _is_key(leaf: Any) -> bool:
@@ -99,8 +125,9 @@ def _arrays(op: str, tree: Any, layouts: Any, rank: int) -> list[_Array]:
 def _array(op: str, name: str, leaf: Any, layout: Any, rank: int) -> _Array:
     if not _is_layout(layout) or isinstance(layout, bool):
         raise TypeError(
-            f"{op}: argument 'layouts' must have a Layout, a grids.Block, the number of an axis or "
-            f"None for array {name or 'x'}; got {type(layout).__name__}: {layout!r}"
+            f"{op}: argument 'layouts' must have a Layout, a NamedSharding, a PartitionSpec, a "
+            "grids.Block, the number of an axis or None for array "
+            f"{name or 'x'}; got {type(layout).__name__}: {layout!r}"
         )
     data = _data(leaf)
     shape, dtype = tuple(data.shape), data.dtype
@@ -108,7 +135,7 @@ def _array(op: str, name: str, leaf: Any, layout: Any, rank: int) -> _Array:
         raise TypeError(f"{op}: array {name or 'x'} has dtype {dtype}; expected numbers")
     window = tuple(slice(0, n) for n in shape)
     if layout is None:
-        return _Array(name, leaf, dtype.name, layout, shape, window, window)
+        return _Array(name, leaf, dtype.name, layout, shape, window, window, rank == 0)
     if isinstance(layout, int):
         axes = leaf.ndim if hasattr(leaf, "ndim") else 0
         if not -axes <= layout < axes:
@@ -117,12 +144,15 @@ def _array(op: str, name: str, leaf: Any, layout: Any, rank: int) -> _Array:
                 f"of its {axes} axes"
             )
         return _Array(name, leaf, dtype.name, layout % axes, shape, window, window)
-    if isinstance(layout, Layout):
-        whole, block, padded = layout.shape, layout.block(rank), layout.block_shape(rank)
-        inner = tuple(slice(0, n) for n in padded)
-    else:
+    writes = True
+    if isinstance(layout, Block):
         whole, block, padded = layout.global_shape, layout.slices, layout.padded_shape
         inner = layout.inner
+    else:
+        known = as_layout(op, "layouts", layout, sys.maxsize, shape)
+        whole, block, padded = known.shape, known.block(rank), known.block_shape(rank)
+        inner = tuple(slice(0, n) for n in padded)
+        writes = rank < known.ranks and known.place(rank)[1] == 0
     before = max(len(shape) - len(padded), 0)
     if shape[before:] != padded:
         raise ValueError(
@@ -131,7 +161,8 @@ def _array(op: str, name: str, leaf: Any, layout: Any, rank: int) -> _Array:
         )
     first = window[:before]
     whole = (*shape[:before], *whole)
-    return _Array(name, leaf, dtype.name, layout, whole, (*first, *block), (*first, *inner))
+    blocks = (*first, *block), (*first, *inner)
+    return _Array(name, leaf, dtype.name, layout, whole, *blocks, writes)
 
 
 def _on_all(op: str, comm: MPI.Intracomm, f: Callable[[], Any]) -> list[Any]:
@@ -178,14 +209,15 @@ def _joined(arrays: list[_Array], comm: MPI.Intracomm) -> list[_Array]:
     return out
 
 
-def _largest_block(a: _Array, blocks: Sequence[list[int]]) -> list[int]:
-    """Return the shape of the largest block of all ranks; the blocks must make up the array."""
+def _largest_block(a: _Array, of_ranks: Sequence[list[int] | None]) -> list[int]:
+    """The shape of the largest block of all ranks; the blocks must make up the array."""
+    blocks = [block for block in of_ranks if block is not None]
     covered, elements = sum(map(math.prod, blocks)), math.prod(a.whole)
-    if a.layout is not None and covered != elements:
+    if covered != elements:
         raise ValueError(
             f"save: argument 'layouts': the blocks of array {a.name or 'x'} have {covered} "
-            f"elements on the communicator's {len(blocks)} ranks; expected {elements}, as in shape "
-            f"{a.whole}"
+            f"elements on the communicator's {len(of_ranks)} ranks; expected {elements}, as in "
+            f"shape {a.whole}"
         )
     return [max(axis) for axis in zip(*blocks, strict=True)]
 
@@ -205,6 +237,7 @@ def save(
     tree: Any,
     layouts: Any = None,
     *,
+    mesh: Mesh | None = None,
     comm: MPI.Intracomm | None = None,
 ) -> None:
     """Write a checkpoint to a shared file system. Collective.
@@ -217,13 +250,15 @@ def save(
             what is left. Other files in the directory stay. Two jobs must not save to the same path
             at the same time.
         tree: this rank's arrays: a pytree of JAX's or NumPy's arrays, random keys, and numbers.
-        layouts: the part of a global array that a rank has: a :class:`mpi4jax.Layout`; a
-            :class:`mpi4jax.grids.Block`, whose ghost cells are not written (before the axes of
-            either there may be others); the number of the axis along which the arrays of all ranks,
-            which may differ in length, are concatenated; or None for an array that is the same on
-            all ranks, which rank 0 writes. Pass one layout for the whole tree, or a pytree of
-            layouts that is a prefix of the tree, like ``in_axes`` of :func:`jax.vmap`.
-        comm: communicator of the ranks; by default a duplicate of ``COMM_WORLD``.
+        layouts: which block of a global array a rank has: a `jax.sharding.PartitionSpec` or a
+            :class:`mpi4jax.sharding.NamedSharding`; a :class:`mpi4jax.Layout`; a
+            :class:`mpi4jax.grids.Block`, whose ghost cells are not written (there may be other axes
+            before those of the last two); the number of an axis along which the arrays of all ranks
+            are joined, which may have different lengths; or None for what is the same on all
+            ranks, of which rank 0 writes its own. One for the whole tree, or a pytree of them that
+            is a prefix of the tree, as ``in_axes`` of :func:`jax.vmap`.
+        mesh: :class:`mpi4jax.Mesh` of the `PartitionSpec`; by default that of ``with mesh:``.
+        comm: communicator of the ranks; by default that of the mesh, or a clone of ``COMM_WORLD``.
 
     Returns:
         None, when the checkpoint is complete.
@@ -252,7 +287,7 @@ def save(
 
     See also: :func:`load`.
     """
-    comm = default_comm() if comm is None else comm
+    layouts, comm = _known("save", layouts, mesh, comm)
     flush()  # operations that this thread has started may be on the same communicator
     path = Path(path)
     is_first = comm.Get_rank() == 0
@@ -260,7 +295,7 @@ def save(
     _on_all("save", comm, store.check_library)
     _on_all("save", comm, lambda: arrays.extend(_arrays("save", tree, layouts, comm.Get_rank())))
     arrays = _joined(arrays, comm)
-    sizes = comm.allgather([[s.stop - s.start for s in a.window] for a in arrays])
+    sizes = comm.allgather([a.written for a in arrays])
     entries = store.entries(
         (a.name, store.metadata(a.whole, a.dtype, _largest_block(a, blocks)))
         for a, blocks in zip(arrays, zip(*sizes, strict=True), strict=True)
@@ -270,7 +305,7 @@ def save(
     def write() -> None:
         started = []
         for a, entry in zip(arrays, entries, strict=True):
-            if all(s.stop > s.start for s in a.window) and (a.layout is not None or is_first):
+            if a.writes and all(s.stop > s.start for s in a.window):
                 stored = store.open_array(folder / entry["directory"], entry["metadata"]).result()
                 started.append(stored[a.window].write(_data(a.leaf)[a.inner]))
         for write in started:
@@ -298,6 +333,7 @@ def load(
     like: Any,
     layouts: Any = None,
     *,
+    mesh: Mesh | None = None,
     comm: MPI.Intracomm | None = None,
 ) -> Any:
     """Read a checkpoint, written by any number of ranks with any layouts. Collective.
@@ -311,7 +347,7 @@ def load(
         layouts: as of :func:`save`: those of the arrays of ``like``. With the number of an axis, a
             rank gets its part of that axis as :func:`numpy.array_split` partitions it, whatever its
             length in ``like``.
-        comm: communicator of the ranks; by default a duplicate of ``COMM_WORLD``.
+        mesh, comm: as of :func:`save`.
 
     Returns:
         A tree like ``like`` with the values of the checkpoint: NumPy arrays and Python numbers
@@ -334,7 +370,7 @@ def load(
 
     See also: :func:`save`.
     """
-    comm = default_comm() if comm is None else comm
+    layouts, comm = _known("load", layouts, mesh, comm)
     flush()
     path = Path(path)
     rank, size = comm.Get_rank(), comm.Get_size()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,10 +22,9 @@ import numpy as np
 from mpi4py import MPI
 
 from ._numerics.base import as_array
-from ._numerics.layout import Layout, Pieces, Shape, batch_of, check_layout
+from ._numerics.layout import Layout, Pieces, Shape, as_layout, batch_of
 from ._numerics.local_fft import local_fft
-from ._op.comm import default_comm
-from .layouts import Exchange
+from .layouts import Exchange, comm_of
 
 __all__ = ["fftn", "frequencies", "ifftn", "irfftn", "rfftn", "spectral_layout"]
 
@@ -69,7 +69,7 @@ def _stages(op: str, layout: Layout, axes: tuple[int, ...], real: bool) -> tuple
     left = set(axes)
     stages: list[_Stage] = []
     while left:
-        cut = {axis for axis, _ in layout.cuts}
+        cut = {axis for axis, dimensions in enumerate(layout.dimensions) if dimensions}
         # The real transform is the first: its axis has to be whole before any other is done.
         whole = left - cut if not real or axes[-1] not in cut else set()
         after = layout
@@ -77,7 +77,7 @@ def _stages(op: str, layout: Layout, axes: tuple[int, ...], real: bool) -> tuple
         if is_real:
             shape = list(layout.shape)
             shape[axes[-1]] = shape[axes[-1]] // 2 + 1
-            after, real = Layout(shape, layout.cuts), False
+            after, real = layout.of_shape(tuple(shape)), False
         if whole or not stages:
             done = tuple(axis for axis in axes if axis in whole)
             stages.append(_Stage(layout, done, after, is_real))
@@ -94,26 +94,24 @@ def _with_one_whole(op: str, layout: Layout, axis: int, left: set[int]) -> Layou
     Preferred is an axis that is transformed already, then one with an element for each rank, then
     the following one, because then the pieces received are in the order of memory.
     """
-    cuts = dict(layout.cuts)
-    free = [b for b in range(len(layout.shape)) if b not in cuts]
+    cut = [b for b, dimensions in enumerate(layout.dimensions) if dimensions]
+    free = [b for b in range(len(layout.shape)) if b not in cut]
     if free:
-        parts = cuts[axis]
+        parts = layout.parts(axis)
         new = min(free, key=lambda b: (b in left, layout.shape[b] < parts, b < axis, abs(b - axis)))
-        return Layout(layout.shape, [(new if a == axis else a, n) for a, n in layout.cuts])
-    parts = cuts.pop(axis)
-    if not cuts:
+        return layout.moved(axis, new)
+    cut.remove(axis)
+    if not cut:
         raise ValueError(
             f"{op}: argument 'layout' cuts the only axis of an array of shape {layout.shape}; "
             "expected an array of two axes or more"
         )
-    other = min(cuts, key=lambda b: (b in left, -b))
-    cuts[other] *= parts
-    return Layout(layout.shape, cuts)
+    return layout.moved(axis, min(cut, key=lambda b: (b in left, -b)))
 
 
 def _last(stages: tuple[_Stage, ...], layout: Layout, natural: bool) -> Layout:
     after = stages[-1].after
-    return Layout(after.shape, layout.cuts) if natural else after
+    return layout.of_shape(after.shape) if natural else after
 
 
 # ---- Transforms of global arrays
@@ -130,16 +128,15 @@ class _Transform:
         self, op: str, layout: Any, axes: Any, norm: Any, real: bool, natural: bool, comm: Any
     ):
         self.op, self.real, self.natural = op, real, natural
-        self.comm = default_comm() if comm is None else comm
+        self.comm = comm_of(op, comm, layout)
         self.rank = self.comm.Get_rank()
-        check_layout(op, "layout", layout, self.comm.Get_size())
+        self.layout = as_layout(op, "layout", layout, self.comm.Get_size())
         if norm is not None and norm not in NORMS:
             raise ValueError(f"{op}: argument 'norm' must be None or one of {NORMS}, got {norm!r}")
-        self.layout: Layout = layout
-        self.axes = _as_axes(op, layout, axes)
-        self.stages = _stages(op, layout, self.axes, real)
-        self.spectrum = _last(self.stages, layout, natural)
-        points = math.prod(layout.shape[axis] for axis in self.axes)
+        self.axes = _as_axes(op, self.layout, axes)
+        self.stages = _stages(op, self.layout, self.axes, real)
+        self.spectrum = _last(self.stages, self.layout, natural)
+        points = math.prod(self.layout.shape[axis] for axis in self.axes)
         self.scale = {"ortho": math.sqrt(points), "forward": float(points)}.get(norm or "", 1.0)
 
     def _run(self, x: jax.Array, batch: Shape, inverse: bool) -> jax.Array:
@@ -162,7 +159,10 @@ class _Transform:
             exchange = None
             if target != stage.after:
                 exchange = Exchange(batch, stage.after, target, self.comm)
-            outgoing = exchange.outgoing if exchange else after
+            outgoing = after
+            if exchange:
+                assert isinstance(exchange.outgoing, Pieces)  # all on the same grid of ranks
+                outgoing = exchange.outgoing
             x = local_fft(x, incoming, axes, outgoing, inverse, length)
             incoming = after
             if exchange:
@@ -209,14 +209,15 @@ def fftn(
         x: this rank's block of the array, of shape ``layout.block_shape(rank)``; of type float32,
             float64, complex64 or complex128. It may have axes before those of the layout, such as
             the components of a vector; they are not decomposed, and not transformed.
-        layout: layout of the array, a :class:`mpi4jax.Layout`. Axis lengths and
-            the number of blocks are arbitrary.
+        layout: layout of the array: a :class:`mpi4jax.Layout`, or a
+            :class:`mpi4jax.sharding.NamedSharding` with the global shape. Axis lengths and the
+            number of blocks are arbitrary.
         axes: axes of the layout to transform, by default all. For each decomposed axis that is
             transformed, the array must have another axis, along which it is redistributed
             meanwhile.
         norm: "backward" (or None), "ortho" or "forward", as in :mod:`numpy.fft`.
         natural: whether the spectrum has the layout of the array, which costs one more exchange.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default that of the sharding's mesh, or a clone of ``COMM_WORLD``.
 
     Returns:
         This rank's block of the spectrum, with the same leading axes. Its layout is
@@ -374,7 +375,7 @@ def spectral_layout(
         Layout(shape=(8, 8, 5), cuts=((1, 4),))
     """
     op = "spectral_layout"
-    check_layout(op, "layout", layout, layout.blocks if isinstance(layout, Layout) else 0)
+    layout = as_layout(op, "layout", layout, sys.maxsize)
     return _last(_stages(op, layout, _as_axes(op, layout, axes), real), layout, natural)
 
 
@@ -427,8 +428,8 @@ def frequencies(
         is_half = real and axis == t.axes[-1]
         # fftfreq(n, d) is k / (n d). Rounded once, as NumPy does it.
         of = np.fft.rfftfreq if is_half else np.fft.fftfreq
-        values = of(layout.shape[axis], distance)[block[axis]]
-        shape = [1] * len(layout.shape)
+        values = of(t.layout.shape[axis], distance)[block[axis]]
+        shape = [1] * len(t.layout.shape)
         shape[axis] = -1
         out.append(jnp.asarray(values.reshape(shape), dtype or jnp.result_type(float)))
     return tuple(out)

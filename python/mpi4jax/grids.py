@@ -13,13 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from mpi4py import MPI
 
 from ._functions.starts import after, ihalo_exchange, wait
-from ._numerics.base import as_array, cart as _cart, rank_of
+from ._numerics.base import Dirichlet, as_array, cart as _cart, rank_of
 from ._numerics.blocks import Cuts
 
-__all__ = ["Block", "overlapped", "regions"]
+__all__ = ["Block", "balanced", "dirichlet", "neumann", "overlapped", "regions"]
 
 Window = tuple[slice, ...]
 
@@ -34,20 +35,29 @@ class Block:
         width: number of ghost cells around the block, as for :func:`mpi4jax.halo_exchange`, by
             default none.
         rank: rank whose block it is, by default this rank.
+        cuts: for each dimension of ``cart`` the lengths of its blocks, or None for equal ones; by
+            default all are as equal as can be. See :func:`balanced`.
 
     Attributes:
         global_shape: shape of the global array.
         shape: shape of the block, without ghost cells.
+        comm, axes, width: as in the arguments.
+        lengths: as ``cuts``.
+        layout: the blocks of all ranks, without ghost cells: a :class:`mpi4jax.Layout`.
         offset: index of its first cell in the global array.
         slices: the block in the global array: ``whole[block.slices]``.
         padded_shape: shape with ghost cells.
         inner: the block in the array with ghost cells: ``x[block.inner]``.
-        neighbors: for each dimension of ``cart``, the ranks of the blocks below and above, or None
-            at an edge of the grid that is not periodic.
+        neighbors: for each dimension of ``cart`` the ranks of the blocks below and above, None at
+            an edge of the grid that is not periodic.
 
     Raises:
         TypeError: if an argument has a wrong type.
-        ValueError: if a decomposed axis is not named, or the array does not have it.
+        ValueError: if a decomposed axis is not named, or the array does not have it, or ``cuts`` do
+            not fit ``cart`` or ``shape``.
+
+    Operations that take ``cart``, ``axes`` and ``width``, such as :func:`mpi4jax.halo_exchange` and
+    :func:`mpi4jax.gather_blocks`, take a block in place of ``cart``.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -71,18 +81,21 @@ class Block:
         axes: int | Sequence[int | None] | None = None,
         width: int | Sequence[int | tuple[int, int]] = 0,
         rank: int | None = None,
+        cuts: Sequence[Sequence[int] | None] | None = None,
     ):
-        cuts = Cuts("Block", cart, axes, width)
-        self.rank = cuts.comm.rank if rank is None else rank_of("Block", "rank", rank, cuts.comm)
+        self.comm, self.axes, self.width, self.lengths = cart, axes, width, cuts
+        known = Cuts("Block", cart, axes, width, cuts)
+        self.rank = known.comm.rank if rank is None else rank_of("Block", "rank", rank, known.comm)
         self.global_shape = tuple(int(n) for n in shape)
-        self.slices = cuts.layout(self.global_shape).block(self.rank)
+        self.layout = known.layout(self.global_shape)
+        self.slices = self.layout.block(self.rank)
         self.shape = tuple(s.stop - s.start for s in self.slices)
         self.offset = tuple(s.start for s in self.slices)
         self._around = [(0, 0)] * len(self.shape)
         self._wraps = [False] * len(self.shape)
-        sizes, periods, _ = _cart.topology(cuts.comm)
+        sizes, periods, _ = _cart.topology(known.comm)
         for axis, around, k in zip(
-            cuts.positions(len(self.shape)), cuts.widths, cuts.dimensions, strict=True
+            known.positions(len(self.shape)), known.widths, known.dimensions, strict=True
         ):
             self._around[axis], self._wraps[axis] = around, bool(periods[k])
         self.padded_shape = tuple(
@@ -91,7 +104,7 @@ class Block:
         self.inner = tuple(
             slice(low, low + n) for n, (low, _) in zip(self.shape, self._around, strict=True)
         )
-        topology = MPI.Cartcomm(cuts.comm.mpi)
+        topology = MPI.Cartcomm(known.comm.mpi)
         at = topology.Get_coords(self.rank)
         self.neighbors = tuple(
             (_step(topology, sizes, periods, at, k, -1), _step(topology, sizes, periods, at, k, 1))
@@ -101,6 +114,18 @@ class Block:
     def __repr__(self) -> str:
         parts = ", ".join(f"{s.start}:{s.stop}" for s in self.slices)
         return f"Block([{parts}] of {self.global_shape}, rank {self.rank})"
+
+    def layout_of(self, op: str, name: str, block: Any) -> Any:
+        return self.layout
+
+    def with_ghosts(self, x: Any) -> Any:
+        """Return an array of ``shape``, or a pytree of them, with ghost cells of zeros."""
+        pad = lambda x: jnp.pad(x, [(0, 0)] * (jnp.ndim(x) - len(self.shape)) + self._around)  # noqa: E731
+        return jax.tree.map(pad, x)
+
+    def without_ghosts(self, x: Any) -> Any:
+        """Return the cells of the block, of an array of ``padded_shape`` or a pytree of them."""
+        return jax.tree.map(lambda x: x[(..., *self.inner)], x)
 
     def indices(self) -> tuple[jax.Array, ...]:
         """Return the indices of the block's cells, including ghost cells, in the global array.
@@ -138,6 +163,71 @@ class Block:
         """
         fill = lambda v: jnp.broadcast_to(v, self.padded_shape)  # noqa: E731
         return jax.tree.map(fill, f(*self.indices()))
+
+
+def balanced(weights: Any, parts: int) -> list[int]:
+    """Choose lengths of blocks along an axis so that their weights are nearly equal.
+
+    Each end is where the sum of the weights is nearest to that of equal shares.
+
+    Args:
+        weights: array of one axis: the work of each cell along it, not negative, equal on all
+            ranks; of several axes the sum over the others.
+        parts: number of blocks.
+
+    Returns:
+        The lengths, for ``cuts`` of :class:`Block` or :class:`mpi4jax.Layout`.
+
+    Example:
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> mpi4jax.grids.balanced([5, 1, 1, 1, 1, 1], 2)
+        [1, 5]
+    """
+    sums = np.concatenate([[0.0], np.cumsum(np.asarray(weights, float))])
+    shares = sums[-1] * np.arange(1, parts) / parts
+    above = np.searchsorted(sums, shares).clip(1, max(len(sums) - 1, 1))
+    ends = np.where(shares - sums[above - 1] <= sums[above] - shares, above - 1, above)
+    return [int(n) for n in np.diff([0, *ends, len(sums) - 1])]
+
+
+def neumann(at: str = "face") -> str:
+    """Return the border whose normal derivative is zero: ``border=`` of ``halo_exchange``.
+
+    Args:
+        at: where the edge of the grid is: ``"face"``, of the outermost cells, or ``"node"``, the
+            outermost node itself.
+    """
+    return _mirror("neumann", at)
+
+
+def dirichlet(value: Any, at: str = "face") -> Any:
+    """Return the border that has this value: ``border=`` of ``halo_exchange``.
+
+    Ghost cells are ``2 * value`` minus the mirror image, so that the mean at the edge is ``value``.
+
+    Args:
+        value: number, or array of the shape of the block with its ghost cells, of which those at
+            the edge are used: ``block.make(f)`` for a function of the coordinates.
+        at: as for :func:`neumann`.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> from mpi4py import MPI
+        >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[False])
+        >>> block = mpi4jax.grids.Block((3 * cart.size,), cart, width=1)
+        >>> x = block.with_ghosts(jnp.ones(3))
+        >>> y = mpi4jax.halo_exchange(x, block, border=mpi4jax.grids.dirichlet(0.0))
+        >>> cart.rank > 0 or float(y[0]) == -1.0
+        True
+    """
+    return Dirichlet(value, _mirror("dirichlet", at))
+
+
+def _mirror(op: str, at: str) -> str:
+    modes = {"face": "symmetric", "node": "reflect"}
+    if at not in modes:
+        raise ValueError(f"{op}: argument 'at' must be one of {tuple(modes)}, got {at!r}")
+    return modes[at]
 
 
 def _step(

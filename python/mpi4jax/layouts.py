@@ -8,11 +8,27 @@ import jax
 from mpi4py import MPI
 
 from ._numerics.base import as_array
-from ._numerics.layout import Layout, Pieces, Shape, batch_of, check_layout
+from ._numerics.layout import Layout, Pieces, Shape, Windows, as_layout, batch_of
 from ._op.comm import default_comm
 from .ops.alltoallv import alltoallv
 
 __all__ = ["Layout", "redistribute"]
+
+
+def comm_of(op: str, comm: MPI.Intracomm | None, *given: Any) -> MPI.Intracomm:
+    """The communicator of an argument, or else of shardings and blocks, or the default one.
+
+    Raises:
+        ValueError: if these differ.
+    """
+    found = [g.comm for g in (*given,) if hasattr(g, "comm")]
+    found = [comm, *found] if comm is not None else found or [default_comm()]
+    if any(MPI.Comm.Compare(c, found[0]) not in (MPI.IDENT, MPI.CONGRUENT) for c in found[1:]):
+        raise ValueError(
+            f"{op}: the arguments are on communicators of different ranks; expected meshes of one "
+            "communicator"
+        )
+    return found[0]
 
 
 class Exchange:
@@ -24,10 +40,18 @@ class Exchange:
     """
 
     def __init__(self, batch: Shape, source: Layout, target: Layout, comm: MPI.Intracomm):
-        rank = comm.Get_rank()
+        rank, size = comm.Get_rank(), comm.Get_size()
         self._comm = comm
-        self.outgoing = Pieces.of(batch, source.block(rank), target)
-        self.incoming = Pieces.of(batch, target.block(rank), source)
+        # Of blocks that several ranks have, each receives from one that is near it on the grid.
+        same_copies = (source.grid, source.free) == (target.grid, target.free)
+        self.outgoing: Pieces | Windows
+        if same_copies or (source.blocks, target.blocks) == (source.ranks, target.ranks):
+            copy = target.place(rank % target.ranks)[1]
+            self.outgoing = Pieces.of(batch, source.block(rank), target, copy)
+        else:
+            self.outgoing = Windows.of(batch, source, rank, target, size)
+        copy = source.place(rank % source.ranks)[1]
+        self.incoming = Pieces.of(batch, target.block(rank), source, copy)
 
     def send(self, message: jax.Array) -> jax.Array:
         """Send the pieces of the old block, and return those of the new one."""
@@ -36,31 +60,35 @@ class Exchange:
         return alltoallv(message, *counts, comm=self._comm)
 
 
-def redistribute(
-    x: Any, source: Layout, target: Layout, *, comm: MPI.Intracomm | None = None
-) -> Any:
+def redistribute(x: Any, source: Any, target: Any, *, comm: MPI.Intracomm | None = None) -> Any:
     """Convert a global array from one layout to another. Collective.
 
     Two ranks exchange a message only if the old block of one and the new block of the other have
-    elements in common. For pencils, these are ranks of one row or column of the grid of ranks.
+    elements in common. For pencils, these are ranks of one row or column of the grid of ranks. If
+    several ranks have the same block, as with a `PartitionSpec` that does not name all axes of the
+    mesh, one of them sends it.
 
     Args:
         x: this rank's block under ``source``, of any dtype. It may have leading axes before those
             of the layout, with the same lengths on all ranks. Or a pytree of such arrays.
-        source: layout of ``x``.
-        target: another layout of the same global shape.
-        comm: communicator; by default a duplicate of ``COMM_WORLD``.
+        source: the layout of ``x``: a :class:`Layout`, a :class:`mpi4jax.grids.Block`, or a
+            :class:`mpi4jax.sharding.NamedSharding` with the global shape.
+        target: another one of the same global shape. Ghost cells of a ``grids.Block`` are zeros:
+            :func:`halo_exchange` fills them.
+        comm: communicator; by default that of ``source`` or ``target``, or a clone of
+            ``COMM_WORLD``.
 
     Returns:
         This rank's block under ``target``, of the dtype of ``x``, with the same leading axes.
 
     Raises:
-        TypeError: if ``source`` or ``target`` is not a :class:`Layout`.
-        ValueError: if the layouts have different shapes, a layout has more blocks than there are
-            ranks, or ``x`` does not have the shape of this rank's block.
+        TypeError: if ``source`` or ``target`` is not one of these.
+        ValueError: if they have different global shapes or communicators, or more blocks than there
+            are ranks, or ``x`` is not a block of ``source``.
 
     Derivative:
-        The transpose is ``redistribute(c, target, source)``.
+        The transpose is ``redistribute(c, target, source)``; cotangents of several copies of a
+        block are added up.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -73,23 +101,25 @@ def redistribute(
 
     See also: :class:`Layout`, :func:`scatter_blocks` and :func:`gather_blocks` for ghost cells.
     """
-    comm = default_comm() if comm is None else comm
+    op = "redistribute"
+    comm = comm_of(op, comm, source, target)
     rank, size = comm.Get_rank(), comm.Get_size()
-    for name, layout in (("source", source), ("target", target)):
-        check_layout("redistribute", name, layout, size)
-    if source.shape != target.shape:
+    old, new = (as_layout(op, n, g, size) for n, g in (("source", source), ("target", target)))
+    if old.shape != new.shape:
         raise ValueError(
-            f"redistribute: arguments 'source' and 'target' have shapes {source.shape} and "
-            f"{target.shape}; expected those of one array"
+            f"redistribute: arguments 'source' and 'target' have shapes {old.shape} and "
+            f"{new.shape}; expected those of one array"
         )
-    stays = all(source.block(r) == target.block(r) for r in range(size))
+    stays = old == new or all(old.block(r) == new.block(r) for r in range(size))
 
     def move(leaf: Any) -> jax.Array:
         leaf = as_array(leaf)
-        batch = batch_of("redistribute", "x", leaf, source, rank)
-        if stays:
-            return leaf
-        exchange = Exchange(batch, source, target, comm)
-        return exchange.incoming.unpack(exchange.send(exchange.outgoing.pack(leaf)))
+        if hasattr(source, "without_ghosts"):
+            leaf = source.without_ghosts(leaf)
+        batch = batch_of(op, "x", leaf, old, rank)
+        if not stays:
+            exchange = Exchange(batch, old, new, comm)
+            leaf = exchange.incoming.unpack(exchange.send(exchange.outgoing.pack(leaf)))
+        return target.with_ghosts(leaf) if hasattr(target, "with_ghosts") else leaf
 
     return jax.tree.map(move, x)

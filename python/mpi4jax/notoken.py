@@ -74,11 +74,15 @@ __all__ = [
     "scatter_blocks",
     "sendrecv_with_status",
     "shard_map",
+    "sharding",
     "time_limit",
+    "training",
     "transport_info",
 ]
 __all__ += _public_names(ops)
 __all__ += _public_names(_starts)
 
-if not TYPE_CHECKING:  # to a type checker, a module with this function has all names
+if TYPE_CHECKING:
+    from . import sharding, training
+else:  # to a type checker, a module with this function has all names
     __getattr__ = _missing_from(__name__, __all__)

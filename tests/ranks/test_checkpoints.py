@@ -11,12 +11,15 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from killing import KILL, add_moments
 from mpi4py import MPI
 from reference import COMM, RANK, SIZE
 
+import mpi4jax
 from mpi4jax import Layout, checkpoints, grids
 from mpi4jax._numerics import store
+from mpi4jax.sharding import NamedSharding, cut
 
 WHOLE = np.arange(7 * 5 * 3, dtype=np.float32).reshape(7, 5, 3)
 
@@ -60,7 +63,13 @@ def joined(comm, number):
     return number
 
 
-LAYOUTS = [whole, slabs, pencils, behind, blocks, joined]
+def specs(comm, k):
+    """Cut, and then the same on all ranks; without the shape where blocks are equal."""
+    spec = [P(None, "i"), P()][k]
+    return NamedSharding(mpi4jax.Mesh(axis_names="i", comm=comm), spec, [WHOLE.shape, None][k])
+
+
+LAYOUTS = [whole, slabs, pencils, behind, blocks, joined, specs]
 
 
 def local(layout, comm, fill):
@@ -69,6 +78,8 @@ def local(layout, comm, fill):
         return WHOLE
     if isinstance(layout, int):
         return np.array_split(WHOLE, comm.size, layout)[comm.rank]
+    if isinstance(layout, NamedSharding):
+        return WHOLE[layout.layout(WHOLE.shape).block(comm.rank)]
     if isinstance(layout, Layout):
         return WHOLE[:, :, :][(..., *layout.block(comm.rank))]
     x = np.full(layout.padded_shape, fill, WHOLE.dtype)
@@ -98,6 +109,25 @@ def test_others_read_what_some_have_written(folder, writers, readers, number):
             }
             found = checkpoints.load(folder / "all", like, layouts, comm=comm)
             jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_specs_on_a_mesh(folder):
+    """The state of a training loop, read by one rank, which takes all for its own block."""
+    mesh = mpi4jax.Mesh((-1, 1), ("data", "model"))
+    whole = {"w": np.arange(8 * SIZE, dtype=np.float32).reshape(2 * SIZE, 4), "step": np.int32(7)}
+    specs = {"w": P(("model", "data")), "step": P()}
+    mine = cut(whole, specs, mesh=mesh)
+    checkpoints.save(folder / "s", mine, specs, mesh=mesh)
+    with mesh:
+        found = checkpoints.load(folder / "s", jax.tree.map(jnp.zeros_like, mine), specs)
+    jax.tree.map(np.testing.assert_array_equal, found, mine)
+    with first(1) as comm:
+        if comm is not None:
+            of_one = mpi4jax.Mesh((1, 1), ("data", "model"), comm=comm)
+            found = checkpoints.load(folder / "s", whole, specs, mesh=of_one)
+            jax.tree.map(np.testing.assert_array_equal, found, whole)
+    with pytest.raises(TypeError, match="save: expected a NamedSharding, or a PartitionSpec and"):
+        checkpoints.save(folder / "s", mine, specs)
 
 
 def test_lengths_of_joined_arrays_differ(folder):

@@ -267,7 +267,7 @@ WRONG = [
     (lambda: Layout((3, 4), {0: 0}), ValueError, "'cuts' must map .* got 0 for axis 0"),
     (lambda: Layout((3.0, 4)), TypeError, "'shape' must be integers, got float: 3.0"),
     (lambda: Layout(()), ValueError, "'shape' must be the lengths of one axis or more"),
-    (lambda: redistribute(1, 2, Layout((3,))), TypeError, "'source' must be a Layout, got int"),
+    (lambda: redistribute(1, 2, Layout((3,))), TypeError, "'source' must be a Layout.*, got int"),
     (
         lambda: redistribute(np.ones(3), Layout((3,), {0: SIZE + 1}), Layout((3,))),
         ValueError,
@@ -288,7 +288,7 @@ WRONG = [
     (lambda: fft.ifftn(1, Layout((3, 4)), (0, -2)), ValueError, r"ifftn: .* got \(0, -2\)"),
     (lambda: fft.fftn(1, Layout((3, 0))), ValueError, "'axes' has an axis of length 0"),
     (lambda: fft.fftn(1, Layout((3, 4)), norm="no"), ValueError, "'norm' must be .* got 'no'"),
-    (lambda: fft.fftn(1, (3, 4)), TypeError, "'layout' must be a Layout, got tuple"),
+    (lambda: fft.fftn(1, (3, 4)), TypeError, "'layout' must be a Layout.*, got tuple"),
     (
         lambda: fft.rfftn(np.ones(Layout((3,)).block_shape(RANK), complex), Layout((3,))),
         TypeError,

@@ -319,7 +319,7 @@ def test_a_ghost_cell_that_nothing_fills_keeps_its_value_and_its_cotangent():
     assert float(c[0]) == (x[0] if RANK == 0 else 0)
 
 
-MODES = {"edge": "edge", "reflect": "reflect", 7.0: "constant"}
+MODES = {"edge": "edge", "symmetric": "symmetric", "reflect": "reflect", 7.0: "constant"}
 
 
 @pytest.mark.one_in(3)
@@ -479,10 +479,14 @@ WRONG = [
     ({"width": [1, (1, 2, 3)]}, ValueError, "argument 'width' must be"),
     ({"width": True}, TypeError, "argument 'width'"),
     ({"width": "12"}, TypeError, "argument 'width'"),
-    ({"border": "mirror"}, ValueError, "must be None, 'edge', 'reflect' or a number, or a list"),
+    (
+        {"border": "mirror"},
+        ValueError,
+        "must be None, one of .*'edge', 'symmetric', 'reflect'.*or a list",
+    ),
     ({"border": ["edge"]}, ValueError, "or a list of 2 of these or of pairs"),
     ({"border": [{}, None]}, TypeError, "argument 'border' must be None"),
-    ({"border": np.ones(2)}, TypeError, "argument 'border' must be None"),
+    ({"border": np.ones(2)}, ValueError, r"an array of shape \(2,\); expected that of .x."),
 ]
 
 

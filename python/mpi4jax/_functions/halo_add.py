@@ -68,12 +68,9 @@ def halo_add(
                 f"{_NAME}: argument 'x' has an array of dtype {jnp.result_type(leaf)}, which "
                 "cannot be added; expected numbers"
             )
-    comm = _cart.as_cart(_NAME, cart)
-    sides = None if border is None else _border.sides_of(_NAME, comm, border)
+    comm, chosen, widths = _cart.grid_of(_NAME, cart, axes, width)
+    _border.check(_NAME, comm, x, border)
     prepare = SPECS["halo_exchange"].prepare
     call = prepare(x, cart, axes=axes, width=width, corners=corners, border=None)
     y = run(Call("halo_exchange", call.arrays, {**call.params, "adjoint": True}))
-    if sides is None:
-        return y  # type: ignore[no-any-return]
-    chosen, widths = _cart.axes_of(_NAME, comm, axes), _cart.widths_of(_NAME, comm, width)
-    return _border.added(_NAME, comm, y, chosen, widths, sides, corners)  # type: ignore[no-any-return]
+    return _border.added(_NAME, comm, y, border, chosen, widths, corners)  # type: ignore[no-any-return]

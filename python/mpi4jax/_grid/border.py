@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +14,22 @@ from .._op.comm import Comm
 from .._op.packing import as_array
 from . import cart
 
-MODES = ("edge", "reflect")
-Side = Any  # None, one of the modes, or a number
+MODES = ("edge", "symmetric", "reflect")
+Side = Any  # None, one of the modes, a number, an array, or Dirichlet
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """A value at the border, and the mode of the mirror images whose sign changes there."""
+
+    value: Any
+    mode: str
+
+
+def _mode(side: Side) -> str | None:
+    if isinstance(side, Dirichlet):
+        return side.mode
+    return side if isinstance(side, str) else None
 
 
 def sides_of(op: str, comm: Comm, border: Any) -> list[tuple[Side, Side]]:
@@ -26,20 +41,19 @@ def sides_of(op: str, comm: Comm, border: Any) -> list[tuple[Side, Side]]:
     """
     n = len(cart.topology(comm)[0])
     expected = (
-        f"None, 'edge', 'reflect' or a number, or a list of {n} of these or of pairs (below, "
-        "above), one for each dimension of 'cart'"
+        f"None, one of {MODES}, grids.neumann(), grids.dirichlet(value), a number or an array, or "
+        f"a list of {n} of these or of pairs (below, above), one for each dimension of 'cart'"
     )
 
     def checked(side: Any) -> Side:
         if isinstance(side, str) and side not in MODES:
             raise ValueError(
-                f"{op}: argument 'border' must be {expected}, got {side!r}; at a wall, 'edge' "
-                "repeats the value of the cell beside the border (of a cell-centered quantity "
-                "without flux), 'reflect' mirrors at the outermost points (of a quantity at grid "
-                "points), a number is a fixed value; periodic axes are those of Create_cart"
+                f"{op}: argument 'border' must be {expected}, got {side!r}; at a wall, "
+                "grids.neumann() is without flux, grids.dirichlet(value) a fixed value there; "
+                "periodic axes are those of Create_cart"
             )
         is_number = hasattr(side, "dtype") or isinstance(side, (bool, int, float, complex))
-        if not (side is None or isinstance(side, str) or (is_number and jnp.shape(side) == ())):
+        if not (side is None or is_number or _mode(side)):
             raise TypeError(f"{op}: argument 'border' must be {expected}, got {border!r}")
         return side
 
@@ -95,12 +109,12 @@ def _copies(
         window = [slice(None)] * len(shape) if corners else inner
         first, behind = low, shape[-end] - high
         if is_first and low and below is not None:
-            mirrored = slice(first + 1, first + low + 1)
-            source = slice(first, first + 1) if below == "edge" else mirrored
+            start = first + (_mode(below) == "reflect")
+            source = slice(start, start + (1 if below == "edge" else low))
             yield _copy(op, shape, window, -end, slice(0, low), below, source, inner)
         if is_last and high and above is not None:
-            mirrored = slice(behind - high - 1, behind - 1)
-            source = slice(behind - 1, behind) if above == "edge" else mirrored
+            stop = behind - (_mode(above) == "reflect")
+            source = slice(stop - (1 if above == "edge" else high), stop)
             ghosts = slice(behind, behind + high)
             yield _copy(op, shape, window, -end, ghosts, above, source, inner)
 
@@ -120,47 +134,89 @@ def _copy(
         parts[axis] = part
         return tuple(parts)
 
-    is_copied = isinstance(side, str)
-    if is_copied and (source.start < inner[axis].start or source.stop > inner[axis].stop):
+    mode = _mode(side)
+    if mode and (source.start < inner[axis].start or source.stop > inner[axis].stop):
         raise ValueError(
             f"{op}: argument 'x' of shape {shape} has "
             f"{inner[axis].stop - inner[axis].start} inner cells along axis {axis}, too few for "
-            f"border={side!r}; expected at least {source.stop - source.start + 1}"
+            f"border={side!r}; expected at least {source.stop - source.start + (mode == 'reflect')}"
         )
     return Copy(axis, along(ghosts), side, along(source))
 
 
-def filled(op: str, comm: Comm, x: Any, *how: Any) -> Any:
+def _by_fields(f: Callable[[Any, Any], Any], op: str, x: Any, border: Any) -> Any:
+    """Apply a function to arrays and their border, field by field if there are several borders."""
+    if not isinstance(border, dict):
+        return jax.tree.map(lambda leaf: f(as_array(leaf), border), x)
+    if not isinstance(x, dict) or x.keys() != border.keys():
+        given = sorted(x) if isinstance(x, dict) else type(x).__name__
+        raise ValueError(
+            f"{op}: argument 'border' has the fields {sorted(border)}; expected those of 'x', "
+            f"{given}"
+        )
+    return {name: _by_fields(f, op, part, border[name]) for name, part in x.items()}
+
+
+def check(op: str, comm: Comm, x: Any, border: Any) -> None:
+    """Raise the errors of :func:`sides_of`."""
+    _by_fields(lambda leaf, border: sides_of(op, comm, border), op, x, border)
+
+
+def filled(op: str, comm: Comm, x: Any, border: Any, axes: Any, widths: Any, corners: Any) -> Any:
     """Fill the ghost cells of blocks at the border of the grid, by :func:`_copies`."""
 
-    def fill(leaf: Any) -> Any:
-        leaf = as_array(leaf)
-        for axis, ghosts, side, source in _copies(op, comm, leaf.shape, *how):
-            value = side
-            if isinstance(side, str):
+    def fill(leaf: Any, border: Any) -> Any:
+        sides, shape = sides_of(op, comm, border), leaf.shape
+        for side in (side for pair in sides for side in pair):
+            _check_values(op, side, shape)
+        for axis, ghosts, side, source in _copies(op, comm, shape, axes, widths, sides, corners):
+            value, mode = side, _mode(side)
+            if mode:
                 cells = leaf[source]
-                value = jnp.flip(cells, axis) if side == "reflect" else cells
+                value = cells if mode == "edge" else jnp.flip(cells, axis)
+                if isinstance(side, Dirichlet):
+                    value = 2 * _values(side.value, ghosts) - value
+            else:
+                value = _values(side, ghosts)
             leaf = leaf.at[ghosts].set(value)
         return leaf
 
-    return jax.tree.map(fill, x)
+    return x if border is None else _by_fields(fill, op, x, border)
 
 
-def added(op: str, comm: Comm, x: Any, *how: Any) -> Any:
+def _check_values(op: str, side: Side, shape: tuple[int, ...]) -> None:
+    value = side.value if isinstance(side, Dirichlet) else side
+    ndim = 0 if isinstance(value, (str, type(None))) else jnp.ndim(value)
+    if ndim and jnp.shape(value) != shape[len(shape) - ndim :]:
+        raise ValueError(
+            f"{op}: argument 'border' has an array of shape {jnp.shape(value)}; expected that of "
+            f"'x' with its ghost cells, {shape}"
+        )
+
+
+def _values(value: Any, ghosts: tuple[slice, ...]) -> Any:
+    """Return a number, or the part of an array for ghost cells."""
+    ndim = jnp.ndim(value)
+    return value[ghosts[len(ghosts) - ndim :]] if ndim else value
+
+
+def added(op: str, comm: Comm, x: Any, border: Any, axes: Any, widths: Any, corners: Any) -> Any:
     """Apply the transpose of :func:`filled`.
 
     Add ghost cells at the border to the cells that fill them, and set them to zero.
     """
 
-    def add(leaf: Any) -> Any:
-        leaf = as_array(leaf)
-        for axis, ghosts, side, source in reversed([*_copies(op, comm, leaf.shape, *how)]):
-            cells = leaf[ghosts]
+    def add(leaf: Any, border: Any) -> Any:
+        sides, shape = sides_of(op, comm, border), leaf.shape
+        copies = [*_copies(op, comm, shape, axes, widths, sides, corners)]
+        for axis, ghosts, side, source in reversed(copies):
+            cells, mode = leaf[ghosts], _mode(side)
             leaf = leaf.at[ghosts].set(0)
-            if side == "reflect":
-                leaf = leaf.at[source].add(jnp.flip(cells, axis))
-            elif side == "edge":
+            if mode == "edge":
                 leaf = leaf.at[source].add(cells.sum(axis, keepdims=True, dtype=cells.dtype))
+            elif mode:
+                cells = jnp.flip(cells, axis)
+                leaf = leaf.at[source].add(-cells if isinstance(side, Dirichlet) else cells)
         return leaf
 
-    return jax.tree.map(add, x)
+    return x if border is None else _by_fields(add, op, x, border)

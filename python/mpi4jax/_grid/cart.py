@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
@@ -22,7 +24,8 @@ def as_cart(op: str, cart: Any) -> Comm:
     if not is_cart or cart.Get_topology() != MPI.CART:
         raise TypeError(
             f"{op}: argument 'cart' must be a communicator with a Cartesian topology, such as "
-            f"MPI.COMM_WORLD.Create_cart(dims, periods), got {type(cart).__name__}: {cart!r}"
+            f"MPI.COMM_WORLD.Create_cart(dims, periods), or a grids.Block, got "
+            f"{type(cart).__name__}: {cart!r}"
         )
     return as_comm(op, cart)
 
@@ -106,3 +109,28 @@ def widths_of(op: str, comm: Comm, width: Any) -> list[tuple[int, int]]:
             raise ValueError(f"{op}: argument 'width' must be {expected}, got {width!r}")
         pairs.append((low, high))
     return pairs
+
+
+def grid_of(
+    op: str, cart: Any, axes: Any, width: Any, x: Any = None
+) -> tuple[Comm, list[int | None], list[tuple[int, int]]]:
+    """The communicator, axes and widths of arguments, or of a :class:`mpi4jax.grids.Block`.
+
+    Raises:
+        ValueError: if an array of ``x`` does not have the shape of the block with its ghost cells.
+    """
+    if hasattr(cart, "padded_shape"):
+        n = len(cart.padded_shape)
+        for leaf in jax.tree.leaves(x):
+            shape = jnp.shape(leaf)
+            if shape[len(shape) - n :] != cart.padded_shape:
+                hint = ""
+                if shape[len(shape) - n :] == cart.shape:
+                    hint = "; block.with_ghosts(x) adds the ghost cells that it lacks"
+                raise ValueError(
+                    f"{op}: argument 'x' has shape {shape}; expected {cart.padded_shape}, that of "
+                    f"{cart!r} with its ghost cells{hint}"
+                )
+        cart, axes, width = cart.comm, cart.axes, cart.width
+    comm = as_cart(op, cart)
+    return comm, axes_of(op, comm, axes), widths_of(op, comm, width)

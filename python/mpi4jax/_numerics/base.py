@@ -8,7 +8,14 @@ way round.
 from __future__ import annotations
 
 from .._grid import cart as cart
-from .._jax.compat import array_type as array_type, eval_primitive as eval_primitive
+from .._grid.border import Dirichlet as Dirichlet
+from .._jax.compat import (
+    array_type as array_type,
+    eval_primitive as eval_primitive,
+    vary_over as vary_over,
+    varying_axes as varying_axes,
+)
+from .._op import manual as manual
 from .._op.arguments import from_end as from_end, rank_of as rank_of
 from .._op.comm import Uncopied as Uncopied, as_comm as as_comm, static_int as static_int
 from .._op.packing import as_array as as_array
@@ -17,3 +24,5 @@ from .._requests.request import (
     CompositeKind as CompositeKind,
     CompositeRequest as CompositeRequest,
 )
+from .._spmd.collectives import mentioned as mentioned, names_of as names_of
+from .._spmd.mesh import current as current

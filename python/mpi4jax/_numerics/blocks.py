@@ -20,10 +20,13 @@ Shape = tuple[int, ...]
 class Cuts:
     """The positions of the blocks of a Cartesian communicator in an array."""
 
-    def __init__(self, op: str, cart: Any, axes: Any, width: Any):
-        self.op, self.comm = op, _cart.as_cart(op, cart)
+    def __init__(self, op: str, cart: Any, axes: Any, width: Any, lengths: Any = None):
+        self.op, self.lengths = op, lengths
+        self.known: Shape | None = None  # the shape of the whole array
+        if hasattr(cart, "lengths"):  # a block
+            self.lengths, self.known = cart.lengths, cart.global_shape
+        self.comm, chosen, widths = _cart.grid_of(op, cart, axes, width)
         sizes = _cart.topology(self.comm)[0]
-        chosen, widths = _cart.axes_of(op, self.comm, axes), _cart.widths_of(op, self.comm, width)
         for axis, size in zip(chosen, sizes, strict=True):
             if axis is None and size > 1:
                 raise ValueError(
@@ -41,7 +44,17 @@ class Cuts:
 
     def layout(self, shape: Shape) -> Layout:
         """Return the layout of the blocks of all ranks in an array of this shape."""
-        return Layout(shape, zip(self.positions(len(shape)), self.sizes, strict=True))
+        each = [None] * len(self.dimensions)
+        if self.lengths is not None:
+            each = [self.lengths[k] for k in self.dimensions]
+        cuts = [n if known is None else known for n, known in zip(self.sizes, each, strict=True)]
+        layout = Layout(shape, zip(self.positions(len(shape)), cuts, strict=True))
+        if layout.ranks != math.prod(self.sizes):
+            raise ValueError(
+                f"{self.op}: argument 'cuts' must have the length of each of the {self.sizes} "
+                f"blocks along the dimensions of 'cart', got {self.lengths}"
+            )
+        return layout
 
     def pieces(self, shape: Shape) -> Pieces:
         """Return an array of this shape, partitioned into the blocks of all ranks."""
@@ -56,6 +69,8 @@ class Cuts:
         out = list(block)
         for k, axis in enumerate(self.positions(len(block))):
             out[axis] = block[axis] * self.sizes[k] if cells is None else cells[k]
+        if cells is None and self.known is not None:
+            out[len(block) - len(self.known) :] = self.known
         expected = self.layout(tuple(out)).block_shape(self.comm.rank)
         if block != expected:
             raise ValueError(
@@ -111,7 +126,9 @@ def scatter_blocks(
     Args:
         x: on the root, the whole array; on other ranks anything of its shape and dtype, also a
             ``jax.ShapeDtypeStruct``: values are not read there. Or a pytree of such.
-        cart: communicator with a Cartesian topology.
+        cart: communicator with a Cartesian topology; or a :class:`mpi4jax.grids.Block`, with its
+            axes, width and lengths; or a :class:`mpi4jax.sharding.NamedSharding`, whose blocks have
+            no ghost cells.
         root: rank that has the array.
         axes: the array's axis that each dimension of ``cart`` decomposes, by default the last axes.
         width: number of ghost cells around a block, as for :func:`halo_exchange`, by default none.
@@ -143,6 +160,8 @@ def scatter_blocks(
     See also: :func:`gather_blocks`, :func:`halo_exchange`, :func:`scatterv`.
     """
     name = "scatter_blocks"
+    if hasattr(cart, "cut"):  # a sharding
+        return jax.tree.map(lambda leaf: cart.cut(leaf, root), x)  # type: ignore[no-any-return]
     cuts = Cuts(name, cart, axes, width)
     root = rank_of(name, "root", root, cuts.comm)
 
@@ -153,7 +172,7 @@ def scatter_blocks(
             cells = pieces.pack(as_array(leaf))
         else:
             cells = jnp.zeros(math.prod(own), leaf.dtype)
-        return scatterv(cells, pieces.counts(cuts.comm.size), root, comm=cart).reshape(own)
+        return scatterv(cells, pieces.counts(cuts.comm.size), root, comm=cuts.comm.mpi).reshape(own)
 
     y = jax.tree.map(block_of, x)
     if any(width != (0, 0) for width in cuts.widths):
@@ -176,7 +195,9 @@ def gather_blocks(
     Args:
         x: this rank's block, of the same shape on all ranks unless ``cells`` is given; or a pytree
             of blocks.
-        cart: communicator with a Cartesian topology.
+        cart: communicator with a Cartesian topology; or a :class:`mpi4jax.grids.Block`, with its
+            axes, width and lengths; or a :class:`mpi4jax.sharding.NamedSharding`, whose blocks have
+            no ghost cells.
         root: rank that gets the whole array.
         axes: the array's axis that each dimension of ``cart`` decomposes, by default the last axes.
         width: number of ghost cells around the block, which are left out: as for
@@ -207,17 +228,19 @@ def gather_blocks(
     See also: :func:`scatter_blocks`, :func:`gatherv`.
     """
     name = "gather_blocks"
+    if hasattr(cart, "join"):  # a sharding
+        return jax.tree.map(lambda leaf: cart.join(leaf, root), x)  # type: ignore[no-any-return]
     cuts = Cuts(name, cart, axes, width)
     root = rank_of(name, "root", root, cuts.comm)
     known = cuts.cells_of(cells)
     inner = jax.tree.map(lambda leaf: cuts.inner(as_array(leaf)), x)
     # Errors of the core name the leaf.
-    what = "blocks" if known else "blocks of one shape (unequal blocks need 'cells')"
+    what = "blocks" if known or cuts.known else "blocks of one shape (unequal blocks need 'cells')"
     pieces = jax.tree.map(lambda leaf: cuts.pieces(cuts.whole(leaf.shape, known)), inner)
 
     def whole_of(leaf: Any, inner: jax.Array, pieces: Pieces) -> jax.Array:
-        named = {what: inner.ravel()}
-        message = gatherv(named, pieces.counts(cuts.comm.size), root, comm=cart)[what]
+        named, counts = {what: inner.ravel()}, pieces.counts(cuts.comm.size)
+        message = gatherv(named, counts, root, comm=cuts.comm.mpi)[what]
         return pieces.unpack(message) if cuts.comm.rank == root else leaf
 
     return jax.tree.map(whole_of, x, inner, pieces)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,86 +11,212 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Shape = tuple[int, ...]
 Interval = tuple[int, int]  # the first index, and the one behind the last
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False)
 class Layout:
-    """The shape of a global array, its decomposed axes and the number of blocks along each.
+    """Describe which block of a global array each rank has, by how its axes are decomposed.
 
-    Axes are partitioned as by :func:`numpy.array_split`: if the parts cannot be equal, the first
-    ones have one element more, and if an axis has fewer elements than parts, the last parts are
-    empty. Blocks are numbered like the ranks of a Cartesian communicator with the dimensions
-    ``cuts``: the last dimension varies fastest. Ranks beyond the last block have an empty block, of
-    shape ``(0, ...)``. Without decomposed axes, rank 0 has the whole array. Layouts compare by
-    these numbers.
+    Axes are partitioned as by :func:`numpy.array_split`, unless lengths are given: if the parts
+    cannot be equal, the first ones have one element more, and if an axis has fewer elements than
+    parts, the last parts are empty. Blocks are numbered like the ranks of a Cartesian communicator
+    with the dimensions ``cuts``: the last dimension varies fastest. Ranks beyond the last block
+    have an empty block, of shape ``(0, ...)``. Without decomposed axes, rank 0 has the whole array.
 
     Args:
-        shape: of the global array.
-        cuts: number of blocks along each decomposed axis: ``{0: 4}`` are slabs,
-            ``{0: 2, 1: 3}`` pencils of an array with three axes. Axes may count from the end.
+        shape: shape of the global array.
+        cuts: for each decomposed axis the number of its blocks, or their lengths: ``{0: 4}`` are
+            slabs, ``{0: 2, 1: 3}`` pencils of an array with three axes, ``{0: [5, 1]}`` two slabs
+            of 5 and 1 elements. Axes may count from the end.
 
     Raises:
         TypeError: if a length, an axis or a number of blocks is not an integer.
-        ValueError: if the array does not have the axis, an axis is named twice, or a number of
-            blocks is less than 1.
+        ValueError: if the array does not have the axis, an axis is named twice, a number of blocks
+            is less than 1, or lengths do not add up to that of the axis.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
-        >>> pencils = mpi4jax.Layout((4, 5, 6), {1: 2, 2: 2})
+        >>> pencils = mpi4jax.Layout((4, 5, 6), {1: 2, 2: [4, 2]})
         >>> pencils.block(1)
-        (slice(0, 4, None), slice(0, 3, None), slice(3, 6, None))
+        (slice(0, 4, None), slice(0, 3, None), slice(4, 6, None))
         >>> pencils.block_shape(3)
-        (4, 2, 3)
+        (4, 2, 2)
 
-    See also: :func:`redistribute`, :mod:`mpi4jax.fft`.
+    See also: :class:`mpi4jax.sharding.NamedSharding`, :func:`redistribute`, :mod:`mpi4jax.fft`.
     """
 
+    #: Shape of the global array.
     shape: Shape
-    cuts: tuple[tuple[int, int], ...] = ()
+    #: Number of ranks along each dimension of their grid.
+    grid: Shape
+    #: For each axis, the dimensions of the grid along which it is decomposed, the most significant
+    #: first.
+    dimensions: tuple[tuple[int, ...], ...]
+    #: For each axis the lengths of its blocks; None if they are those of `numpy.array_split`.
+    lengths: tuple[tuple[int, ...] | None, ...]
 
     def __init__(
-        self, shape: Sequence[int], cuts: Mapping[int, int] | Iterable[tuple[int, int]] = ()
+        self,
+        shape: Sequence[int],
+        cuts: Mapping[int, int | Sequence[int]] | Iterable[tuple[int, int | Sequence[int]]] = (),
     ):
-        lengths = tuple(_integer("shape", n) for n in shape)
-        if not lengths or min(lengths) < 0:
+        sizes = tuple(_integer("shape", n) for n in shape)
+        if not sizes or min(sizes) < 0:
             raise ValueError(
-                f"Layout: argument 'shape' must be the lengths of one axis or more, got {lengths}"
+                f"Layout: argument 'shape' must be the lengths of one axis or more, got {sizes}"
             )
-        pairs = []
+        grid: list[int] = []
+        dimensions: list[tuple[int, ...]] = [()] * len(sizes)
+        lengths: list[tuple[int, ...] | None] = [None] * len(sizes)
         for axis, parts in cuts.items() if isinstance(cuts, Mapping) else cuts:
-            axis, parts = _integer("cuts", axis), _integer("cuts", parts)
-            if not -len(lengths) <= axis < len(lengths) or parts < 1:
+            axis = _integer("cuts", axis)
+            is_lengths = isinstance(parts, (Sequence, np.ndarray))
+            each = tuple(_integer("cuts", n) for n in (parts if is_lengths else [parts]))  # type: ignore[union-attr]
+            if not -len(sizes) <= axis < len(sizes) or min(each, default=0) < 1 - is_lengths:
                 raise ValueError(
-                    f"Layout: argument 'cuts' must map axes of an array of shape {lengths} to "
-                    f"numbers of parts, at least 1; got {parts} for axis {axis}"
+                    f"Layout: argument 'cuts' must map axes of an array of shape {sizes} to "
+                    f"numbers of blocks, at least 1, or lengths; got {parts} for axis {axis}"
                 )
-            pairs.append((axis % len(lengths), parts))
-        if len({axis for axis, _ in pairs}) < len(pairs):
-            raise ValueError(f"Layout: argument 'cuts' cuts an axis twice, got {cuts!r}")
-        object.__setattr__(self, "shape", lengths)
-        object.__setattr__(self, "cuts", tuple(pair for pair in pairs if pair[1] > 1))
+            if dimensions[axis]:
+                raise ValueError(f"Layout: argument 'cuts' cuts an axis twice, got {cuts!r}")
+            if is_lengths and sum(each) != sizes[axis]:
+                raise ValueError(
+                    f"Layout: argument 'cuts' must have lengths that add up to {sizes[axis]}, that "
+                    f"of axis {axis}; got {parts}"
+                )
+            dimensions[axis], lengths[axis] = (len(grid),), each if is_lengths else None
+            grid.append(len(each) if is_lengths else each[0])
+        self._set(sizes, grid, dimensions, lengths)
+
+    @classmethod
+    def on_grid(
+        cls,
+        shape: Shape,
+        grid: Sequence[int],
+        dimensions: Sequence[tuple[int, ...]],
+        lengths: Sequence[tuple[int, ...] | None] | None = None,
+    ) -> Layout:
+        """Make a layout on any grid of ranks.
+
+        An axis may be decomposed along several of its dimensions. Along a dimension that decomposes
+        no axis, all ranks have the same block.
+        """
+        self = object.__new__(cls)
+        self._set(tuple(shape), grid, dimensions, lengths or [None] * len(shape))
+        return self
+
+    def _set(self, shape: Shape, grid: Any, dimensions: Any, lengths: Any) -> None:
+        kept = [d for d, n in enumerate(grid) if n > 1]
+        at = tuple(tuple(kept.index(d) for d in each if d in kept) for each in dimensions)
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "grid", tuple(grid[d] for d in kept))
+        object.__setattr__(self, "dimensions", at)
+        known = []
+        for axis, each in enumerate(lengths):
+            split = _ends(shape[axis], self.parts(axis))
+            ends = split if each is None else (0, *itertools.accumulate(each))
+            known.append(None if ends == split else tuple(each))
+        object.__setattr__(self, "lengths", tuple(known))
+
+    @property
+    def cuts(self) -> tuple[tuple[int | None, int | tuple[int, ...]], ...]:
+        """The axis that each dimension of the grid cuts, None for none, and its blocks."""
+        cut = {d: axis for axis, each in enumerate(self.dimensions) for d in each}
+        return tuple(
+            (cut.get(d), n if d not in cut else self.lengths[cut[d]] or n)
+            for d, n in enumerate(self.grid)
+        )
+
+    def __repr__(self) -> str:
+        return f"Layout(shape={self.shape}, cuts={self.cuts})"
 
     @property
     def blocks(self) -> int:
-        """The number of blocks."""
-        return math.prod(parts for _, parts in self.cuts)
+        """The number of different blocks."""
+        return math.prod(map(self.parts, range(len(self.shape))))
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks that have a block."""
+        return math.prod(self.grid)
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """The dimensions of the grid along which all ranks have the same block."""
+        used = {d for each in self.dimensions for d in each}
+        return tuple(d for d in range(len(self.grid)) if d not in used)
+
+    def parts(self, axis: int) -> int:
+        """The number of blocks along an axis."""
+        return math.prod(self.grid[d] for d in self.dimensions[axis])
+
+    def ends(self, axis: int) -> tuple[int, ...]:
+        """Where the blocks along an axis begin, and where the last one ends."""
+        lengths = self.lengths[axis]
+        if lengths is None:
+            return _ends(self.shape[axis], self.parts(axis))
+        return (0, *itertools.accumulate(lengths))
+
+    def place(self, rank: int) -> tuple[tuple[int, ...], int]:
+        """The number of a rank's block along each axis, and that of its copy of it."""
+        at = []
+        for n in reversed(self.grid):
+            rank, k = divmod(rank, n)
+            at.append(k)
+        at.reverse()
+
+        def number(dimensions: Iterable[int]) -> int:
+            k = 0
+            for d in dimensions:
+                k = k * self.grid[d] + at[d]
+            return k
+
+        return tuple(map(number, self.dimensions)), number(self.free)
+
+    def rank_of(self, part: Sequence[int], copy: int = 0) -> int:
+        """The rank of a block, from its numbers along the axes: the inverse of :meth:`place`."""
+        at = [0] * len(self.grid)
+        for dimensions, k in zip((*self.dimensions, self.free), (*part, copy), strict=True):
+            for d in reversed(dimensions):
+                k, at[d] = divmod(k, self.grid[d])
+        rank = 0
+        for n, k in zip(self.grid, at, strict=True):
+            rank = rank * n + k
+        return rank
 
     def block(self, rank: int) -> tuple[slice, ...]:
         """Return a rank's block of the global array: a slice of each axis."""
-        if rank >= self.blocks:
+        if rank >= self.ranks:
             return tuple(slice(0, 0) for _ in self.shape)
-        window = [slice(0, n) for n in self.shape]
-        for axis, parts in reversed(self.cuts):
-            rank, part = divmod(rank, parts)
-            window[axis] = slice(*part_of(self.shape[axis], parts, part))
-        return tuple(window)
+        return tuple(
+            slice(*self.ends(axis)[k : k + 2]) for axis, k in enumerate(self.place(rank)[0])
+        )
 
     def block_shape(self, rank: int) -> Shape:
         """Return the shape of a rank's block."""
         return tuple(s.stop - s.start for s in self.block(rank))
+
+    def of_shape(self, shape: Shape) -> Layout:
+        """The layout of an array of another shape, on the same ranks."""
+        same = zip(shape, self.shape, self.lengths, strict=True)
+        lengths = [known if n == old else None for n, old, known in same]
+        return Layout.on_grid(shape, self.grid, self.dimensions, lengths)
+
+    def moved(self, axis: int, to: int) -> Layout:
+        """The layout in which an axis is whole, and another one is decomposed in its place."""
+        each = [*self.dimensions]
+        each[to], each[axis] = tuple(sorted((*each[to], *each[axis]))), ()
+        return Layout.on_grid(self.shape, self.grid, each)
+
+    def without_copies(self) -> Layout:
+        """The layout on those ranks whose coordinates along the free dimensions are the same."""
+        used = [d for d in range(len(self.grid)) if d not in self.free]
+        each = [tuple(map(used.index, dimensions)) for dimensions in self.dimensions]
+        return Layout.on_grid(self.shape, [self.grid[d] for d in used], each, self.lengths)
 
 
 def _integer(name: str, value: Any) -> int:
@@ -108,6 +235,11 @@ def part_of(length: int, parts: int, part: int) -> Interval:
     return start, start + small + (part < more)
 
 
+@functools.lru_cache(maxsize=1024)
+def _ends(length: int, parts: int) -> tuple[int, ...]:
+    return (0, *(part_of(length, parts, k)[1] for k in range(parts)))
+
+
 @dataclass(frozen=True)
 class Pieces:
     """The pieces of an array that is a block of one layout, partitioned by the blocks of another.
@@ -123,26 +255,22 @@ class Pieces:
     ranks: tuple[int, ...]
 
     @classmethod
-    def of(cls, batch: Shape, block: tuple[slice, ...], layout: Layout) -> Pieces:
-        """Return the pieces of a block with leading axes, which are whole."""
+    def of(cls, batch: Shape, block: tuple[slice, ...], layout: Layout, copy: int = 0) -> Pieces:
+        """Return the pieces of a block with leading axes, which are whole.
+
+        Each piece is in one of the copies of a block of ``layout``.
+        """
         lengths, parts = [(n,) for n in batch], []
-        number = dict(layout.cuts)
         for axis, window in enumerate(block):
             met = []
-            for part in range(number.get(axis, 1)):
-                start, stop = part_of(layout.shape[axis], number.get(axis, 1), part)
+            for part, (start, stop) in enumerate(itertools.pairwise(layout.ends(axis))):
                 length = min(stop, window.stop) - max(start, window.start)
                 if length > 0:
                     met.append((part, length))
             parts.append([part for part, _ in met])
             lengths.append(tuple(length for _, length in met))
-        ranks = []
-        for place in itertools.product(*parts):
-            rank = 0
-            for axis, n in layout.cuts:
-                rank = rank * n + place[axis]
-            ranks.append(rank)
-        return cls(tuple(lengths), tuple(ranks))
+        ranks = tuple(layout.rank_of(part, copy) for part in itertools.product(*parts))
+        return cls(tuple(lengths), ranks)
 
     @property
     def shape(self) -> Shape:
@@ -207,17 +335,62 @@ class Pieces:
         return self.join([p.reshape(s) for p, s in zip(parts, self.shapes, strict=True)])
 
 
-def check_layout(op: str, name: str, layout: Any, size: int) -> None:
-    """Raise an error unless it is a layout with at most one block per rank."""
+@dataclass(frozen=True)
+class Windows:
+    """The parts of a block that ranks need, in their order: they may overlap.
+
+    Attributes:
+        of_ranks: for each rank that needs something a slice of each axis.
+    """
+
+    of_ranks: Mapping[int, tuple[slice, ...]]
+
+    @classmethod
+    def of(cls, batch: Shape, source: Layout, rank: int, target: Layout, size: int) -> Windows:
+        """Return the windows of a rank's block of ``source`` for the blocks of ``target``."""
+        found, block = {}, source.block(rank)
+        copy = source.place(rank)[1]
+        for other in range(size if rank < source.ranks else 0):
+            if source.place(other % source.ranks)[1] == copy:
+                meet = [
+                    (max(mine.start, its.start), min(mine.stop, its.stop), mine.start)
+                    for mine, its in zip(block, target.block(other), strict=True)
+                ]
+                if all(start < stop for start, stop, _ in meet):
+                    inner = (slice(start - at, stop - at) for start, stop, at in meet)
+                    found[other] = (*(slice(0, n) for n in batch), *inner)
+        return cls(found)
+
+    def counts(self, size: int) -> list[int]:
+        """Return how many elements each rank needs."""
+        shapes = {r: [s.stop - s.start for s in window] for r, window in self.of_ranks.items()}
+        return [math.prod(shapes[r]) if r in shapes else 0 for r in range(size)]
+
+    def pack(self, x: jax.Array) -> jax.Array:
+        """Flatten the elements, rank by rank."""
+        parts = [x[window].ravel() for window in self.of_ranks.values()]
+        return jnp.concatenate(parts) if parts else x[:0].ravel()
+
+
+def as_layout(op: str, name: str, given: Any, size: int, block: Shape | None = None) -> Layout:
+    """Return the :class:`Layout` of an argument, for a block of this shape.
+
+    Raises:
+        TypeError: if it has none.
+        ValueError: if it is on more ranks than there are.
+    """
+    layout = given.layout_of(op, name, block) if hasattr(given, "layout_of") else given
     if not isinstance(layout, Layout):
         raise TypeError(
-            f"{op}: argument '{name}' must be a Layout, got {type(layout).__name__}: {layout!r}"
+            f"{op}: argument '{name}' must be a Layout, a NamedSharding or a grids.Block, got "
+            f"{type(given).__name__}: {given!r}"
         )
-    if layout.blocks > size:
+    if layout.ranks > size:
         raise ValueError(
-            f"{op}: argument '{name}' has {layout.blocks} blocks; expected {size} at most, the "
+            f"{op}: argument '{name}' has {layout.ranks} blocks; expected {size} at most, the "
             "number of ranks"
         )
+    return layout
 
 
 def batch_of(op: str, name: str, x: jax.Array, layout: Layout, rank: int) -> Shape:

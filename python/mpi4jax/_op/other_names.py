@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from .._setup.loader import page
 
@@ -51,6 +52,7 @@ _REDUCTIONS = {
     "multiply": "MPI.PROD",
     "product": "MPI.PROD",
 }
+_LATER = ("sharding", "training")  # public modules that are loaded when they are used
 
 
 def public_names(module: ModuleType) -> list[str]:
@@ -62,7 +64,9 @@ def missing_from(module: str, public: Iterable[str]) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a module, whose error translates names of other packages."""
     ours = frozenset(public)
 
-    def missing(name: str) -> NoReturn:
+    def missing(name: str) -> Any:
+        if name in _LATER:
+            return importlib.import_module(f"mpi4jax.{name}")
         words = f"module {module!r} has no attribute {name!r}"
         if name in _FUNCTIONS:
             words += f"; use {_FUNCTIONS[name]} (see {page('from-shard-map.md')})"

@@ -118,7 +118,9 @@ def halo_exchange(
         x: block with its ghost cells, of any dtype; or a pytree of blocks. The blocks of two
             neighbors may differ in length only along the axis on which they are neighbors.
         cart: communicator with a Cartesian topology (``MPI.Intracomm.Create_cart``), which also
-            says which dimensions are periodic. All its ranks have to take part.
+            says which dimensions are periodic. All its ranks have to take part. Or a
+            :class:`mpi4jax.grids.Block`, whose axes and width are used, and whose ghost cells ``x``
+            must have.
         axes: the array's axis for each dimension of ``cart``, or None for a dimension that is not
             exchanged. By default the last axes, in order.
         width: number of ghost cells: one number; or for each dimension of ``cart`` a number or a
@@ -127,9 +129,12 @@ def halo_exchange(
             (``3**d - 1`` neighbors instead of ``2*d`` for d exchanged axes). Otherwise, they keep
             their values.
         border: how to fill ghost cells at an edge of the grid that is not periodic: None (they keep
-            their values), ``"edge"`` (copies of the outermost cells), ``"reflect"`` (inner cells,
-            mirrored at the outermost ones) or a number, as with :func:`numpy.pad`. Or a sequence
-            with one of these for each dimension of ``cart``, or a pair (below, above).
+            their values), ``"edge"`` (copies of the outermost cells), ``"symmetric"`` or
+            ``"reflect"`` (inner cells, mirrored at the edge or at the outermost ones), as with
+            :func:`numpy.pad`; :func:`mpi4jax.grids.neumann` or :func:`mpi4jax.grids.dirichlet`; a
+            number, or an array of the shape of ``x`` with the values. Or a sequence with one of
+            these for each dimension of ``cart``, or a pair (below, above). If ``x`` is a dictionary
+            of fields, ``border`` may be one of borders with the same keys.
 
     Returns:
         jax.Array, or pytree: the block with its ghost cells filled, of the shape and dtype of
@@ -158,12 +163,9 @@ def halo_exchange(
     See also: :func:`scatter_blocks`, :func:`gather_blocks`, :func:`sendrecv`.
     """
     name = "halo_exchange"
-    comm = _cart.as_cart(name, cart)
-    chosen, widths = _cart.axes_of(name, comm, axes), _cart.widths_of(name, comm, width)
+    comm, chosen, widths = _cart.grid_of(name, cart, axes, width, x)
     exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
-    if border is not None:
-        sides = _border.sides_of(name, comm, border)
-        x = _border.filled(name, comm, x, chosen, widths, sides, bool(corners))
+    x = _border.filled(name, comm, x, border, chosen, widths, bool(corners))
     p = {
         "comm": comm,
         "axes": tuple(chosen[k] for k in exchanged),

@@ -1,0 +1,432 @@
+"""Global arrays and their blocks: which rank has what is said by a mesh and a `PartitionSpec`.
+
+One :class:`NamedSharding` is what checkpoints, :func:`mpi4jax.redistribute`, :mod:`mpi4jax.fft`,
+:func:`mpi4jax.notoken.scatter_blocks` and :func:`mpi4jax.notoken.gather_blocks` take.
+:func:`shard_map` of this module is called with global arrays, as that of JAX: programs for devices
+run with these imports in place of JAX's. There, a global array is one that each rank has whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from mpi4py import MPI
+
+from ._functions.pvary import pvary
+from ._numerics.base import as_array, current, manual, names_of
+from ._numerics.layout import Layout, Pieces, Shape
+from ._spmd.mesh import Mesh
+from ._spmd.shard_map import shard_map as _of_blocks
+from .ops import allgatherv, bcast, gatherv, scatterv
+
+__all__ = [
+    "Mesh",
+    "NamedSharding",
+    "PartitionSpec",
+    "cut",
+    "device_put",
+    "join",
+    "make_array_from_callback",
+    "make_mesh",
+    "shard_map",
+]
+
+T = TypeVar("T")
+
+make_mesh = Mesh
+
+
+class NamedSharding:
+    """Say how an array is sharded over a mesh of ranks, as that of JAX does for devices.
+
+    Blocks are those of :func:`numpy.array_split`. All ranks along the axes of the mesh that
+    ``spec`` does not name have the same block.
+
+    Args:
+        mesh: :class:`mpi4jax.Mesh`.
+        spec: a `jax.sharding.PartitionSpec`: for each axis of the array the axes of the mesh that
+            cut it, or None. Axes at the end may be left out.
+        shape: shape of the global array. Functions that see a block need it only where blocks are
+            not all equal.
+
+    Raises:
+        TypeError: if ``mesh`` or ``spec`` has a wrong type.
+        ValueError: if the mesh has no such axis, or an axis occurs twice, or ``shape`` has fewer
+            axes than ``spec``.
+
+    Example:
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mesh = mpi4jax.Mesh()
+        >>> rows = mpi4jax.sharding.NamedSharding(mesh, P("i"), (mesh.size, 3))
+        >>> rows.layout().block(0)
+        (slice(0, 1, None), slice(0, 3, None))
+
+    See also: :class:`mpi4jax.Layout`, without a mesh; :class:`mpi4jax.grids.Block`, with ghost
+    cells.
+    """
+
+    def __init__(self, mesh: Mesh, spec: PartitionSpec, shape: Sequence[int] | None = None):
+        if not isinstance(mesh, Mesh):
+            raise TypeError(
+                "NamedSharding: argument 'mesh' must be a mpi4jax.Mesh, got "
+                f"{type(mesh).__name__}: {mesh!r}"
+            )
+        if not isinstance(spec, PartitionSpec):
+            raise TypeError(
+                "NamedSharding: argument 'spec' must be a jax.sharding.PartitionSpec, got "
+                f"{type(spec).__name__}: {spec!r}"
+            )
+        names = [name for entry in spec for name in names_of(entry)]
+        if not set(names) <= set(mesh.axis_names) or len(set(names)) < len(names):
+            raise ValueError(
+                f"NamedSharding: argument 'spec' must name different axes of {mesh!r}, got {spec}"
+            )
+        self.mesh, self.spec = mesh, spec
+        #: Shape of the global array, or None.
+        self.shape = None if shape is None else tuple(int(n) for n in shape)
+        if self.shape is not None:
+            self.layout()
+
+    @property
+    def comm(self) -> MPI.Intracomm:
+        """Communicator of all ranks of the mesh."""
+        return self.mesh.comm(self.mesh.axis_names)
+
+    def _key(self) -> Any:
+        return self.mesh, self.spec, self.shape
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NamedSharding) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        shape = "" if self.shape is None else f", {self.shape}"
+        return f"NamedSharding({self.mesh!r}, {self.spec}{shape})"
+
+    def layout(self, shape: Sequence[int] | None = None) -> Layout:
+        """Return the block of each rank, of an array of this global shape."""
+        whole = self.shape if shape is None else tuple(shape)
+        if whole is None or len(self.spec) > len(whole):
+            raise ValueError(
+                f"NamedSharding: expected the global shape of an array with at least "
+                f"{len(self.spec)} axes, NamedSharding(mesh, {self.spec}, shape); got {whole}"
+            )
+        number = {name: k for k, name in enumerate(self.mesh.axis_names)}
+        axes = [tuple(number[name] for name in names_of(entry)) for entry in self.spec]
+        axes += [()] * (len(whole) - len(axes))
+        return Layout.on_grid(whole, self.mesh.axis_sizes, axes)
+
+    def layout_of(self, op: str, name: str, block: Shape | None) -> Layout:
+        """Return the layout of the global array that a block of this shape is part of."""
+        if self.shape is not None:
+            layout = self.layout()
+        elif block is None or len(self.spec) > len(block):
+            raise ValueError(
+                f"{op}: argument '{name}' is {self!r}; expected one with the global shape, "
+                "NamedSharding(mesh, spec, shape)"
+                if block is None
+                else f"{op}: argument '{name}' is {self!r}, which has more axes than an array of "
+                f"shape {block}"
+            )
+        else:
+            parts = [self._parts(entry) for entry in self.spec] + [1] * len(block)
+            layout = self.layout([n * k for n, k in zip(block, parts, strict=False)])
+        if block is not None and layout.block_shape(self.comm.rank) != block:
+            raise ValueError(
+                f"{op}: the array has shape {block} on rank {self.comm.rank}; expected "
+                f"{layout.block_shape(self.comm.rank)}, the shape of its block of {self!r}"
+            )
+        return layout
+
+    def _parts(self, entry: Any) -> int:
+        return math.prod(self.mesh.shape[name] for name in names_of(entry))
+
+    def _axes(self, is_used: bool) -> tuple[str, ...]:
+        """The axes of the mesh, of more than one rank, that `spec` names, or the others."""
+        names = {name for entry in self.spec for name in names_of(entry)}
+        return tuple(
+            name
+            for name in self.mesh.axis_names
+            if self.mesh.shape[name] > 1 and (name in names) == is_used
+        )
+
+    def cut(self, x: Any, root: int | None = None) -> jax.Array:
+        """Return this rank's block of a global array: :func:`cut` of one array."""
+        if root is not None:
+            return self._from_root(x, root)
+        x = as_array(x)
+        if used := self._axes(True):
+            x = pvary(x, comm=self.mesh.comm(used))
+        return x[self.layout(x.shape).block(self.comm.rank)]
+
+    def _from_root(self, x: Any, root: int) -> jax.Array:
+        layout, at = self.layout(x.shape), self._coordinates(root)
+        own = layout.block_shape(self.comm.rank)
+        cells = jnp.zeros(math.prod(own), x.dtype)
+        pieces = self._pieces(x.shape)
+        if self.comm.rank == root:
+            cells = pieces.pack(as_array(x))
+        used, others = self._axes(True), self._axes(False)
+        if used and all(self.mesh.coordinates[name] == at[name] for name in others):
+            comm = self.mesh.comm(used)  # of the root, and ranks with other blocks
+            cells = scatterv(cells, pieces.counts(comm.size), self._rank(used, at), comm=comm)
+        if others:
+            cells = bcast(cells, self._rank(others, at), comm=self.mesh.comm(others))
+        return cells.reshape(own)
+
+    def join(self, x: Any, root: int | None = None) -> jax.Array:
+        """Return the global array of blocks: :func:`join` of one array."""
+        x = as_array(x)
+        layout = self.layout_of("join", "shardings", x.shape)
+        used = self._axes(True)
+        if not used:
+            return x
+        comm, pieces = self.mesh.comm(used), self._pieces(layout.shape)
+        counts = pieces.counts(comm.size)
+        if root is None:
+            return pieces.unpack(allgatherv(x.ravel(), counts, comm=comm))
+        cells = gatherv(x.ravel(), counts, self._rank(used, self._coordinates(root)), comm=comm)
+        return pieces.unpack(cells) if self.comm.rank == root else x
+
+    def _pieces(self, shape: Shape) -> Pieces:
+        """The blocks of a global array, of the ranks along the axes that `spec` names."""
+        whole = tuple(slice(0, n) for n in shape)
+        return Pieces.of((), whole, self.layout(shape).without_copies())
+
+    def _coordinates(self, rank: int) -> dict[str, int]:
+        at = np.unravel_index(rank, self.mesh.axis_sizes)
+        return dict(zip(self.mesh.axis_names, map(int, at), strict=True))
+
+    def _rank(self, axes: Sequence[str], at: dict[str, int]) -> int:
+        """The rank in ``mesh.comm(axes)`` of the one at these coordinates."""
+        rank = 0
+        for name in axes:
+            rank = rank * self.mesh.shape[name] + at[name]
+        return rank
+
+
+def is_sharding(x: Any) -> bool:
+    """Whether this is a leaf of a pytree of shardings."""
+    return x is None or isinstance(x, (PartitionSpec, NamedSharding))
+
+
+def as_sharding(op: str, given: Any, mesh: Mesh | None) -> NamedSharding:
+    """The sharding that a `PartitionSpec` is on a mesh, by default that of ``with mesh:``.
+
+    Raises:
+        TypeError: if it is neither, or there is no mesh.
+    """
+    if isinstance(given, NamedSharding):
+        return given
+    mesh = current() if mesh is None else mesh
+    if not is_sharding(given) or mesh is None:
+        raise TypeError(
+            f"{op}: expected a NamedSharding, or a PartitionSpec and argument 'mesh' or a "
+            f"'with mesh:'; got {type(given).__name__}: {given!r}"
+        )
+    return NamedSharding(mesh, PartitionSpec() if given is None else given)
+
+
+def _mapped(op: str, how: str, tree: Any, shardings: Any, mesh: Mesh | None, root: Any) -> Any:
+    def of_part(given: Any, part: Any) -> Any:
+        sharding = as_sharding(op, given, mesh)
+        return jax.tree.map(lambda leaf: getattr(sharding, how)(leaf, root), part)
+
+    return jax.tree.map(of_part, shardings, tree, is_leaf=is_sharding)
+
+
+def cut(tree: T, shardings: Any, *, mesh: Mesh | None = None, root: int | None = None) -> T:
+    """Take this rank's blocks of global arrays.
+
+    Args:
+        tree: a pytree of global arrays: the same on all ranks; or those of ``root``, and on other
+            ranks anything of their shapes and dtypes, such as ``jax.ShapeDtypeStruct``.
+        shardings: a `PartitionSpec` or :class:`NamedSharding`, or a pytree of them that is a prefix
+            of ``tree``.
+        mesh: :class:`mpi4jax.Mesh` of the `PartitionSpec`; by default that of ``with mesh:``.
+        root: rank of the mesh that has the arrays; by default all have them, and nothing is sent.
+
+    Returns:
+        A pytree like ``tree``, of this rank's blocks.
+
+    Raises:
+        TypeError: if a sharding is neither, or there is no mesh.
+        ValueError: if a spec does not fit its array.
+
+    Derivative:
+        The transpose is a sum over ranks of the cotangents of their blocks, or that of
+        :func:`scatterv`.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> from mpi4jax.sharding import PartitionSpec as P, cut, join
+        >>> mesh = mpi4jax.Mesh()
+        >>> x = jnp.arange(7.0)
+        >>> rows = mpi4jax.sharding.NamedSharding(mesh, P("i"), x.shape)
+        >>> bool((join(cut(x, rows), rows) == x).all())
+        True
+
+    See also: :func:`join`.
+    """
+    return _mapped("cut", "cut", tree, shardings, mesh, root)  # type: ignore[no-any-return]
+
+
+def join(tree: T, shardings: Any, *, mesh: Mesh | None = None, root: int | None = None) -> T:
+    """Assemble global arrays from the blocks of all ranks.
+
+    Args:
+        tree: a pytree of this rank's blocks.
+        shardings, mesh: as for :func:`cut`. A sharding needs a shape only where blocks are not all
+            equal.
+        root: rank of the mesh that gets the arrays; by default all get them.
+
+    Returns:
+        A pytree of global arrays; on ranks other than ``root``, the blocks.
+
+    Raises:
+        TypeError: if a sharding is neither, or there is no mesh.
+        ValueError: if an array is not this rank's block.
+
+    Derivative:
+        That of :func:`allgatherv`, whose result is replicated, or of :func:`gatherv`: the transpose
+        cuts.
+
+    See also: :func:`cut`, with an example.
+    """
+    return _mapped("join", "join", tree, shardings, mesh, root)  # type: ignore[no-any-return]
+
+
+def make_array_from_callback(
+    shape: Sequence[int],
+    sharding: NamedSharding,
+    data_callback: Callable[[tuple[slice, ...]], Any],
+    *,
+    dtype: Any = None,
+) -> jax.Array:
+    """Make this rank's block of a global array from a function of its place there.
+
+    Args:
+        shape: shape of the global array.
+        sharding: :class:`NamedSharding`.
+        data_callback: function of a slice of each axis, as `jax.make_array_from_callback` has it,
+            which returns that part of the array.
+        dtype: dtype of the block; by default that of what the function returns.
+
+    Returns:
+        jax.Array: this rank's block.
+
+    Raises:
+        ValueError: if the function returns an array of another shape.
+
+    Example:
+        >>> import numpy as np, mpi4jax.notoken as mpi4jax
+        >>> from mpi4jax.sharding import NamedSharding, PartitionSpec as P
+        >>> rows = NamedSharding(mpi4jax.Mesh(), P("i"))
+        >>> read = lambda index: np.arange(8)[index]
+        >>> x = mpi4jax.sharding.make_array_from_callback((8,), rows, read)
+        >>> rows.comm.rank > 0 or x[0] == 0
+        Array(True, dtype=bool)
+    """
+    layout, rank = sharding.layout(shape), sharding.comm.rank
+    block = jnp.asarray(data_callback(layout.block(rank)), dtype)
+    if block.shape != layout.block_shape(rank):
+        raise ValueError(
+            f"make_array_from_callback: argument 'data_callback' returned an array of shape "
+            f"{block.shape}; expected {layout.block_shape(rank)}, for {layout.block(rank)}"
+        )
+    return block
+
+
+def device_put(x: T, device: Any = None) -> T:
+    """Return global arrays as they are, where a program for devices distributes them.
+
+    :func:`shard_map` of this module cuts them when it is called.
+
+    Args:
+        x: a pytree of arrays, the same on all ranks.
+        device: a :class:`NamedSharding`, which must fit the arrays, or a pytree of them.
+
+    Raises:
+        ValueError: if a sharding does not fit its array.
+    """
+    x = jax.tree.map(as_array, x)
+    if device is not None:
+        check = lambda s, part: jax.tree.map(lambda leaf: s.layout(leaf.shape), part)  # noqa: E731
+        jax.tree.map(check, device, x, is_leaf=is_sharding)
+    return x
+
+
+def shard_map(
+    f: Callable[..., Any] | None = None,
+    /,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any,
+    out_specs: Any,
+    **how: Any,
+) -> Any:
+    """Run a function written for `jax.shard_map` on ranks, and call it with global arrays.
+
+    Each rank passes its blocks of the arguments to :func:`mpi4jax.shard_map`, and joins the blocks
+    of the results: each rank has all of the arguments and results. For arrays that do not fit a
+    rank's memory, call :func:`mpi4jax.shard_map` with blocks.
+
+    Args:
+        f, mesh, in_specs, out_specs, how: as for :func:`mpi4jax.shard_map`.
+
+    Returns:
+        Callable: takes arrays that are the same on all ranks, and returns such arrays.
+
+    Raises:
+        ValueError: if a mesh axis does not cut an axis of an array into equal blocks; and as
+            :func:`mpi4jax.shard_map`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from mpi4jax.sharding import PartitionSpec as P, make_mesh, shard_map
+        >>> mesh = make_mesh((-1,), ("i",))
+        >>> f = shard_map(lambda x: x - jax.lax.pmean(x.mean(), "i"), mesh=mesh, in_specs=P("i"),
+        ...               out_specs=P("i"))
+        >>> f(jnp.arange(2.0 * mesh.size)).shape == (2 * mesh.size,)
+        True
+    """
+    if f is None:
+        return functools.partial(
+            shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **how
+        )
+    mesh = current() if mesh is None else mesh
+    on_blocks = _of_blocks(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **how)
+    specs = tuple(in_specs) if isinstance(in_specs, list) else in_specs
+
+    def block(spec: Any, part: Any) -> Any:
+        sharding = as_sharding("shard_map", spec, mesh)
+
+        def of_leaf(x: Any) -> Any:
+            layout = sharding.layout(jnp.shape(x))
+            if any(n % layout.parts(axis) for axis, n in enumerate(layout.shape)):
+                raise ValueError(
+                    f"shard_map: an argument has shape {layout.shape}; expected axes that {spec} "
+                    f"cuts into equal blocks on {mesh!r}"
+                )
+            return sharding.cut(x)
+
+        return jax.tree.map(of_leaf, part)
+
+    @functools.wraps(f)
+    def mapped(*args: Any) -> Any:
+        if manual.is_inside():  # of another shard_map, where arguments are what its function has
+            return on_blocks(*args)
+        blocks = jax.tree.map(block, specs, args, is_leaf=is_sharding)
+        return join(on_blocks(*blocks), out_specs, mesh=mesh)
+
+    return mapped

@@ -1,0 +1,207 @@
+"""`mpi4jax.training` against the same steps of one process."""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from mpi4py import MPI
+from reference import COMM, RANK, SIZE, assert_equal
+
+import mpi4jax
+from mpi4jax import training
+from mpi4jax.sharding import cut, join
+
+optax = pytest.importorskip("optax")
+
+MESH = mpi4jax.Mesh((-1, 2 if SIZE == 4 else 1), ("data", "model"))
+LINE = mpi4jax.Mesh((-1,), ("stage",))
+
+
+def close(found, expected, rtol=1e-4):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=1e-6)
+
+
+def parameters():
+    keys = jax.random.split(jax.random.key(0), 4)
+    normal = lambda k, *shape: jax.random.normal(keys[k], shape) / 4
+    return {"in": normal(0, 8, 16), "out": [normal(1, 16, 8)], "b": normal(2, 8), "s": jnp.ones(())}
+
+
+def test_fsdp_specs():
+    mesh = SimpleNamespace(shape={"data": 4, "model": 2})
+    shapes = {"w": (12, 8), "odd": (3, 5), "b": (4,), "s": (), "cut": (8, 4)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    specs = training.fsdp_specs(params, mesh, "data", smallest=10)
+    assert specs == {"w": P("data"), "odd": P(), "b": P(), "s": P(), "cut": P("data")}
+    of_model = {**dict.fromkeys(params, P()), "w": P("model"), "cut": P("model")}
+    both = training.fsdp_specs(params, mesh, "data", specs=of_model, smallest=10)
+    assert both["w"] == P("model", "data")
+    assert both["cut"] == P("model", "data")
+
+
+def by_path(specs):
+    return jax.tree_util.tree_leaves_with_path(specs, is_leaf=lambda x: isinstance(x, P))
+
+
+def test_specs_of_optimizer_states():
+    specs = {"in": P("data"), "out": [P(None, "data")], "b": P(), "s": P()}
+    for optimizer in (
+        optax.adamw(1e-2),
+        optax.chain(optax.clip(1.0), optax.trace(0.9)),
+        optax.masked(optax.adam(1e-2), {"in": True, "out": [True], "b": False, "s": True}),
+    ):
+        state = jax.eval_shape(optimizer.init, parameters())
+        found = training.specs_for(state, specs)
+        assert len(by_path(found)) == len(jax.tree.leaves(state)) > 2
+        for path, spec in by_path(found):
+            name = jax.tree_util.keystr(path)
+            wanted = [s for p, s in by_path(specs) if name.endswith(jax.tree_util.keystr(p))]
+            assert spec == (wanted[0] if wanted else P()), name
+    with pytest.raises(ValueError, match=r"array \['h'\] of argument 'state' has 2 axes and no"):
+        training.specs_for({"h": jnp.ones((2, 2))}, specs)
+    with pytest.raises(ValueError, match=r"array \['out'\]\[0\] .* 1 axes and the spec"):
+        training.specs_for({"out": [jnp.ones(2)]}, specs)
+
+
+@pytest.mark.parametrize("sharded", [True, False], ids=["sharded", "replicated"])
+def test_steps_with_clipping_are_those_of_one_process(sharded):
+    """AdamW, clipped: parameters are cut over `data`, the units of the layer over `model`."""
+    params = parameters()
+    x, y = jax.random.normal(jax.random.key(5), (2, 8, 8))
+    optimizer = optax.adamw(1e-2)
+    of_model = {"in": P(None, "model"), "out": [P("model")], "b": P(), "s": P()}
+    specs = of_model
+    if sharded:
+        specs = training.fsdp_specs(params, MESH, "data", specs=of_model, smallest=10)
+
+    def loss(params, x, y, total=lambda h: h):
+        h = jnp.tanh(x @ params["in"]) @ params["out"][0]
+        return jnp.mean((total(h) * params["s"] + params["b"] - y) ** 2)
+
+    state = jax.eval_shape(optimizer.init, params)
+    of_state = training.specs_for(state, specs)
+
+    @jax.jit
+    @mpi4jax.shard_map(
+        mesh=MESH,
+        in_specs=(specs, of_state, P("data"), P("data")),
+        out_specs=(specs, of_state, P()),
+    )
+    def step(params, state, x, y):
+        def mean(params):
+            whole = training.unshard(params, specs, "data")
+            return lax.pmean(loss(whole, x, y, lambda h: lax.psum(h, "model")), "data")
+
+        value, gradient = jax.value_and_grad(mean)(params)
+        gradient = training.clip_by_global_norm(gradient, specs, 0.1)
+        change, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, change), state, value
+
+    @jax.jit
+    def step_of_one(params, state):
+        value, gradient = jax.value_and_grad(loss)(params, x, y)
+        assert gradient["b"].shape == (8,)
+        scale = jnp.minimum(1, 0.1 / optax.global_norm(gradient))
+        gradient = jax.tree.map(lambda g: g * scale, gradient)
+        change, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, change), state, value
+
+    mine = (
+        *cut((params, optimizer.init(params)), (specs, of_state), mesh=MESH),
+        *cut((x, y), P("data"), mesh=MESH),
+    )
+    expected = params, optimizer.init(params)
+    for _ in range(3):
+        *new, value = step(*mine)
+        mine = (*new, *mine[2:])
+        *expected, of_one = step_of_one(*expected)
+        np.testing.assert_allclose(value, of_one, rtol=1e-5)
+    close(join(mine[:2], (specs, of_state), mesh=MESH), tuple(expected))
+
+
+def layer(w, x):
+    h = {"a": jnp.tanh(x["a"] @ w["w"]), "b": x["b"] * jnp.linalg.norm(x["a"]) + w["c"]}
+    return {**h, "a": h["a"] / jnp.linalg.norm(h["a"])}  # no derivative at zero
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_pipelines(number):
+    keys = jax.random.split(jax.random.key(2), 3)
+    params = {"w": jax.random.normal(keys[0], (SIZE, 4, 4)), "c": jnp.arange(1.0 * SIZE)}
+    xs = {"a": jax.random.normal(keys[1], (number, 3, 4)), "b": jnp.ones(number)}
+    targets = jax.random.normal(keys[2], (number, 3, 4))
+    loss = lambda y, target: jnp.mean((y["a"] - target) ** 2) + y["b"] ** 2 / 100
+
+    def of_one(params):
+        total = 0.0
+        for k in range(number):
+            x = jax.tree.map(lambda leaf, k=k: leaf[k], xs)
+            for stage in range(SIZE):
+                x = layer(jax.tree.map(lambda w, s=stage: w[s], params), x)
+            total += loss(x, targets[k])
+        return total / number
+
+    specs = (P("stage"), P(), P())
+    mapped = functools.partial(mpi4jax.shard_map, mesh=LINE, in_specs=specs)
+    own = lambda w: jax.tree.map(lambda leaf: leaf[0], w)
+
+    @mapped(out_specs=P())
+    def by_gpipe(w, xs, targets):
+        ys = training.gpipe(jax.checkpoint(layer), own(w), xs, "stage")
+        return jnp.mean(jax.vmap(loss)(ys, targets))
+
+    @mapped(out_specs=(P(), P("stage")))
+    def by_turns(w, xs, targets):
+        value, gradient = training.one_forward_one_backward(
+            layer, loss, own(w), xs, targets, "stage"
+        )
+        return value, jax.tree.map(lambda g: g[None], gradient)
+
+    mine = cut(params, P("stage"), mesh=LINE)
+    value, gradient = jax.value_and_grad(of_one)(params)
+    expected = value, cut(gradient, P("stage"), mesh=LINE)
+    close(jax.jit(jax.value_and_grad(by_gpipe))(mine, xs, targets), expected)
+    close(jax.jit(by_turns)(mine, xs, targets), expected)
+
+
+def test_batches_of_different_numbers():
+    mine = [np.full((2 + (k == 2), 1), 10.0 * RANK + k) for k in range(1 + RANK)]
+    seen = [0.0, 0]
+    for x, weight in training.batches(iter(mine)):
+        seen[0] += float(mpi4jax.notoken.allreduce(weight * x.mean(), op=mpi4jax.MEAN))
+        seen[1] += 1
+    assert seen[1] == SIZE
+    means = []
+    for k in range(SIZE):
+        rows = {r: 2 + (k == 2) for r in range(SIZE) if k <= r}
+        means.append(sum(n * (10.0 * r + k) for r, n in rows.items()) / sum(rows.values()))
+    assert np.isclose(seen[0], sum(means))
+    with pytest.raises(ValueError, match=f"rank {SIZE - 1} has no batch"):
+        list(training.batches([np.ones(1)] if RANK < SIZE - 1 else []))
+
+
+def test_a_sampler_goes_on_where_it_was():
+    of_all = lambda sampler: [np.concatenate(COMM.allgather(own)) for own in sampler]
+    sampler = training.Sampler(50, 8)
+    first, second = of_all(sampler), of_all(sampler)
+    assert len(first) == len(second) == 6
+    assert len({*np.concatenate(first)}) == 48
+    assert not np.array_equal(first, second)
+
+    stopped = training.Sampler(50, 8)
+    for _ in stopped:
+        if stopped.state["batch"] == 2:
+            break
+    resumed = training.Sampler(50, 8, comm=MPI.COMM_SELF)  # on another number of ranks
+    resumed.state = dict(stopped.state)
+    for batch, expected in zip(resumed, first[2:], strict=True):
+        assert_equal(batch, expected)
+    with pytest.raises(ValueError, match="from 1 to 4, the number of samples, got 5"):
+        training.Sampler(4, 5)
