@@ -9,4 +9,6 @@ use serde::Deserialize;
 pub struct Forms {
     pub sent: Box<str>,
     pub received: Box<str>,
+    /// Of a collective in a `shard_map`: the function with the shapes, dtypes and specs of its arguments, which all ranks have alike.
+    pub boundary: Box<str>,
 }

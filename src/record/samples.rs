@@ -30,6 +30,8 @@ pub struct Sample {
     pub print: u64,
     /// Names and shapes of leaves, which ought to be the same there; empty if not known.
     pub form: Box<str>,
+    /// Of a collective in a `shard_map`: what its ranks have alike.
+    pub boundary: Box<str>,
     /// The ranks to compare with, in `MPI_COMM_WORLD`.
     pub others: [i32; 2],
     pub words: String,
@@ -116,6 +118,7 @@ fn message(
         key: hash((comm.class, source, dest, tag, buffer.bytes(), bytes)),
         print: hash(values(buffer.dtype())),
         form: form.into(),
+        boundary: "".into(),
         others: [world; 2],
         words,
         collective: None,

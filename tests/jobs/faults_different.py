@@ -5,6 +5,7 @@ import re
 from faults import CHECK, DIFFERENT, ENDS_JOB, FIRST_LINE, Fault
 
 AFTERWARDS = r"the operations of the ranks do not match \(MPI4JAX_CHECK=0"
+OF_FUNCTION = r"in shard_map of <lambda>\(\[0\]: float32"
 # On a communicator that the program may use through mpi4py too: the job goes on.
 MAYBE = "the operations of the ranks may not match"
 # The program has not asked for the default communicator.
@@ -45,8 +46,38 @@ FAULTS = {
         "wait(jax.jit(f)(jnp.ones(3 + rank)))",
         (
             DIFFERENT,
-            rf"rank 0: allreduce #1 \(SUM, 3 x .*{FIRST_LINE + 1} \(shard_map of equal blocks\)",
-            rf"rank 1: allreduce #1 \(SUM, 4 x .*{FIRST_LINE + 1} \(shard_map of equal blocks\)",
+            rf"rank 0: allreduce #1 \(SUM, 3 x .*{FIRST_LINE + 1}, {OF_FUNCTION}\[3\] P\('i',?\)\)",
+            rf"rank 1: allreduce #1 \(SUM, 4 x .*{FIRST_LINE + 1}, {OF_FUNCTION}\[4\] P\('i',?\)\)",
+        ),
+        env=CHECK,
+    ),
+    **{
+        f"a mean over unequal blocks of a shard_map{', compared' * bool(env)}": Fault(
+            "mesh, rows = nt.Mesh(), jax.sharding.PartitionSpec('i')\n"
+            "f = lambda x: jax.lax.pmean(x.mean(), 'i')\n"
+            "whole = jax.sharding.PartitionSpec()\n"
+            "f = nt.shard_map(f, mesh=mesh, in_specs=rows, out_specs=whole)\n"
+            f"wait({'jax.jit(f)' if jit else 'f'}(jnp.ones(3 + rank)))",
+            (
+                DIFFERENT if env else AFTERWARDS,
+                rf"rank 0: allreduce #1 \(SUM, 1 x .*, {OF_FUNCTION}\[3\] P\('i',?\)\)",
+                rf"rank 1: allreduce #1 \(SUM, 1 x .*, {OF_FUNCTION}\[4\] P\('i',?\)\)",
+            ),
+            env=env,
+        )
+        for env, jit in ((CHECK, False), ({}, True))
+    },
+    "sums in another order in a shard_map": Fault(
+        "mesh, rows = nt.Mesh(), jax.sharding.PartitionSpec('i')\n"
+        "def f(x):\n"
+        "    if rank:\n        return jax.lax.psum(jax.lax.pmax(x, 'i'), 'i')\n"
+        "    return jax.lax.pmax(jax.lax.psum(x, 'i'), 'i')\n"
+        "f = nt.shard_map(f, mesh=mesh, in_specs=rows, out_specs=jax.sharding.PartitionSpec())\n"
+        "wait(jax.jit(f)(jnp.ones(3)))",
+        (
+            DIFFERENT,
+            rf"rank 0: allreduce #1 \(SUM, 3 x .*:{FIRST_LINE + 4}$",
+            rf"rank 1: allreduce #1 \(MAX, 3 x .*:{FIRST_LINE + 3}$",
         ),
         env=CHECK,
     ),

@@ -115,7 +115,10 @@ def total_of(p, axes):
     return gradient
 
 
-def results(p, axes, mapped, args, part=lambda tree, specs: tree, known=None):
+SLOW = ("second derivative", "gradient inside")  # where each equation is a call
+
+
+def results(p, axes, mapped, args, part=lambda tree, specs: tree, known=None, jit=jax.jit):
     """What comes of a program, by names.
 
     ``mapped(f, in_specs, out_specs)`` is a `shard_map`, ``part`` takes what a device has of arrays
@@ -141,10 +144,11 @@ def results(p, axes, mapped, args, part=lambda tree, specs: tree, known=None):
                 "second derivative": lambda: jax.jvp(backward, args, tangents)[1],
                 "gradient inside": lambda: within(*args),
             }
-            found |= {k: d() for k, d in derivatives.items() if k not in p.not_in_jax}
+            left_out = p.not_in_jax if jit is jax.jit else (*p.not_in_jax, *SLOW)
+            found |= {k: d() for k, d in derivatives.items() if k not in left_out}
         return found
 
-    return jax.jit(all_of_them)(*args)
+    return jit(all_of_them)(*args)
 
 
 SPECS = {"value": "outs", "tangent outside": "outs"}  # how results are cut; others as arguments

@@ -1,6 +1,7 @@
 """What `mpi4jax.shard_map` takes from JAX's internals; see `docs/jax-internals.md`."""
 
 import contextlib
+import importlib
 import types
 
 import jax
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.sharding import PartitionSpec as P
 
 import mpi4jax
 from mpi4jax._jax import compat, named_axes, rewriting
+from mpi4jax._jax.functions import equations
+from mpi4jax._spmd.collectives import Collectives
 
 X = jnp.ones(1)
 
@@ -127,3 +130,74 @@ def test_without_jit_equations_run_one_by_one():
     with jax.disable_jit():
         (y,) = values(jaxpr, jnp.ones(3))
     np.testing.assert_allclose(y, np.sin(1) + 10, rtol=1e-6)
+
+
+# Refused, with a line: for GPUs alone in JAX, deprecated, or without a counterpart here.
+REFUSED = {"pgather", "psend", "precv", "pbroadcast_dynamic"}
+OTHERS = {"shard_map", "eval_jaxpr"}  # no collectives
+
+
+def test_all_primitives_of_jax_that_communicate_are_known():
+    modules = (
+        importlib.import_module("jax._src.lax.parallel"),
+        importlib.import_module("jax._src.shard_map"),
+    )
+    values = [v for module in modules for v in vars(module).values()]
+    names = {v.name for v in values if isinstance(v, Primitive)}
+    known = Collectives(mpi4jax.Mesh(), frozenset({"i"}), True, "f()").table()
+    assert names - known.keys() - REFUSED - OTHERS == set()
+    assert not REFUSED & known.keys()
+
+
+def samples():
+    """Functions whose equations hold functions, by the names of their primitives and parameters."""
+    square, rows = (lambda x: x * x), jnp.ones((2, 2))
+    jvp, vjp = jax.custom_jvp(square), jax.custom_vjp(square)
+    jvp.defjvp(lambda xs, ts: (square(*xs), 2 * xs[0] * ts[0]))
+    vjp.defvjp(lambda x: (x * x, x), lambda x, c: (2 * x * c,))
+    vmapped = jax.custom_batching.custom_vmap(square)
+    vmapped.def_vmap(lambda size, batched, x: (x * x, batched[0]))
+    yield from (jvp, vjp, vmapped, jax.checkpoint(square), jax.jit(square))
+    yield lambda x: lax.cond(x[0] > 0, square, square, x)
+    yield lambda x: lax.while_loop(lambda x: x[0] > 0, square, x)
+    yield lambda x: lax.scan(lambda c, _: (c, c), x, None, length=2)
+    yield lambda x: lax.custom_linear_solve(lambda x: 2 * x, x, lambda f, b: b, lambda f, b: b)
+    yield lambda x: jax.custom_derivatives.linear_call(lambda r, x: r * x, lambda r, c: r * c, x, x)
+    yield lambda x: lax.reduce(x, 0.0, lambda a, b: a - b, (0,))
+    yield lambda x: lax.reduce_window(x, 0.0, lambda a, b: a - b, (1,), (1,), "VALID")
+    yield lambda x: x.at[0].apply(square).at[jnp.array([0])].add(1.0)
+    yield lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+    yield lambda x: lax.map(square, rows) @ x[:1].repeat(2)
+
+
+# Parameters that hold functions: rewritten; or of operands alone, without collectives.
+REWRITTEN = {
+    *(("custom_jvp_call", key) for key in ("call_jaxpr", "jvp_jaxpr_fun")),
+    *(("custom_vjp_call", key) for key in ("call_jaxpr", "fwd_jaxpr_thunk", "bwd")),
+    *(("remat2", "jaxpr"), ("checkpoint", "jaxpr"), ("jit", "jaxpr"), ("pjit", "jaxpr")),
+    *(("cond", "branches"), ("scan", "jaxpr"), ("while", "cond_jaxpr"), ("while", "body_jaxpr")),
+    *(("custom_linear_solve", "jaxprs"), ("linear_call", "callee"), ("custom_vmap_call", "call")),
+}
+WITHOUT = {
+    *(("reduce", "jaxpr"), ("reduce", "computation"), ("reduce_window", "jaxpr")),
+    *(("scatter-add", "update_jaxpr"), ("scatter_apply", "update_jaxpr")),
+    *(("scatter", "update_jaxpr"), ("pure_callback", "callback")),
+    *(("custom_vjp_call", "out_trees"), ("jit", "ctx_mesh")),  # a mesh can be called
+    # Called where a function is batched, or transposed, outside of the `shard_map`: an error there.
+    *(
+        ("custom_vmap_call", "rule"),
+        ("linear_call", "transpose"),
+        ("linear_call", "transpose_thunk"),
+    ),
+}
+
+
+def test_all_parameters_that_hold_functions_are_known():
+    found = set()
+    for f in samples():
+        for eqn in equations(jax.make_jaxpr(f)(jnp.ones(1)).jaxpr):
+            for key, value in eqn.params.items():
+                values = value if isinstance(value, (tuple, list)) else (value,)
+                if any(callable(v) or isinstance(v, (ClosedJaxpr, Jaxpr)) for v in values):
+                    found.add((eqn.primitive.name, key))
+    assert found - REWRITTEN - WITHOUT == set()

@@ -353,7 +353,7 @@ class Lowering:
             "status": (status is not None and status.address) or None,
             "forms": self.forms,
             # An eager op is compiled once for all callers, so the line is an operand.
-            "line": None if p.get("eager") else _line(self.ctx, p),
+            "line": None if p.get("eager") else _line(self.ctx),
             **more,
         }
         return json.dumps({name: x for name, x in fields.items() if x is not None}, default=int)
@@ -429,14 +429,12 @@ def _parts(p: Params, aval: Any) -> Params:
     return {"sends": elements(sends), "receives": elements(receives)}
 
 
-def _line(ctx: mlir.LoweringRuleContext, p: Params) -> str | None:
+def _line(ctx: mlir.LoweringRuleContext) -> str | None:
     """Return the name of the user's line, which the native module resolves in this process.
 
     Not the line itself: a program whose lines have moved is the same, for JAX's compilation cache.
     """
     function, line = compat.user_place(ctx)
-    if line and p.get("spmd"):
-        line += " (shard_map of equal blocks)"
     return _native.name_line(function, line) if line else None
 
 
@@ -469,7 +467,10 @@ def forms_of(spec: Spec, p: Params, avals: Avals) -> Params | None:
     sent, received = p.get("tree", ("", ""))
     if not sent and avals and not spec.has_peer and not spec.has_blocks:
         sent = words_of([""], [avals[0].shape[int(first_axes(spec, p)[0] is not None) :]])
-    return {"sent": sent, "received": received} if sent or received else None
+    words = {"sent": sent, "received": received}
+    if isinstance(p.get("spmd"), str):
+        words["boundary"] = p["spmd"]
+    return words if any(words.values()) else None
 
 
 def register(primitive: Primitive, rule: Callable[..., Any]) -> None:

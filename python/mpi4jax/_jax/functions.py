@@ -64,6 +64,14 @@ def inner_jaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"{name}[{i}]" if several else name, v
 
 
+def equations(jaxpr: Jaxpr) -> Iterator[Any]:
+    """All equations of a function, and of the functions inside."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for _, inner in inner_jaxprs(eqn.params):
+            yield from equations(opened(inner))
+
+
 def with_functions(params: dict[str, Any], by: Callable[[Any], Any]) -> dict[str, Any]:
     """Return the parameters with other functions in them."""
 

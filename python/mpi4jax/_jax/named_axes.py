@@ -67,6 +67,25 @@ def inside(mesh: AbstractMesh, check_vma: bool) -> Iterator[None]:
         yield
 
 
+def manual_axes() -> tuple[str, ...]:
+    """The axes of a `jax.shard_map` that what is called now is inside of."""
+    return tuple(mesh_lib.get_abstract_mesh().manual_axes)
+
+
+@contextlib.contextmanager
+def refuse_devices(advice: str) -> Iterator[None]:
+    """Context: the error of a `jax.shard_map` over devices inside says what to do instead."""
+    try:
+        yield
+    except ValueError as error:
+        if "context mesh" not in str(error).lower():
+            raise
+        raise NotImplementedError(
+            "a jax.shard_map over devices inside of mpi4jax.shard_map, which is over ranks: "
+            f"{advice}. {error}"
+        ) from None
+
+
 def plain(aval: Any) -> Any:
     """Return the type of a value outside of every `shard_map`."""
     if type(aval) is not ShapedArray:

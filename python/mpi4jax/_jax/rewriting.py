@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax._src import effects, mesh as mesh_lib, source_info_util
 from jax.extend import linear_util as lu
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, primitives
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, primitives
 from jax.sharding import AbstractMesh, NamedSharding
 
-from . import compat, traces
-from .functions import inner_jaxprs, opened, with_functions
+from . import combining, compat, traces
+from .functions import HOLDS, equations, inner_jaxprs, opened, with_functions
 from .named_axes import axes_of, inside, is_plain, plain, value_of
 
 Collective = Callable[..., Sequence[Any]]  # (params, operands) -> results
@@ -59,6 +62,9 @@ class Rewriter:
     Args:
         mesh: the mesh that it was traced for.
         collectives: what evaluates an equation instead, by the name of its primitive.
+        many: the names of those that take many operands, which are combined; and whether they
+            communicate.
+        local: the names of those that no other rank waits for.
         refuse: makes the error of a primitive over axes of the mesh that is not among those, from
             its name and the user's line.
         check_vma: as it was for the `shard_map`.
@@ -72,15 +78,28 @@ class Rewriter:
         refuse: Callable[..., Any],
         check_vma: bool,
         around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        many: Mapping[str, bool] = {},
+        local: frozenset[str] = frozenset(),
     ):
         self.mesh, self.collectives, self.refuse = mesh, collectives, refuse
         self.check_vma, self.around = check_vma, around
+        self.many, self.local = many, local
         self._axes = frozenset(mesh.axis_names)
-        # By the ids of functions, which are kept.
-        self._functions: dict[int, tuple[Any, Any]] = {}
+        # A function that needs nothing is None here: it would keep itself.
+        self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._equations: dict[Any, ClosedJaxpr] = {}  # what equations of collectives become
         self._contexts: dict[Any, Any] = {}
+        self._vary = collectives["pvary"]
+        self._of_axes: dict[frozenset[str], Rewriter] = {}
         self._types: dict[Any, Any] = {}
+
+    @functools.cached_property
+    def apart(self) -> Rewriter:
+        """The same, which combines nothing: of functions that are linear in some of their operands,
+        which JAX transposes equation by equation."""
+        new = copy.copy(self)
+        new.many, new._functions, new._equations = {}, weakref.WeakKeyDictionary(), {}
+        return new
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -95,10 +114,11 @@ class Rewriter:
 
     def function(self, jaxpr: Any) -> Any:
         """Return the rewritten function, open or closed; one new object for each old one."""
-        known = self._functions.get(id(jaxpr))
-        if known is None:
-            known = self._functions[id(jaxpr)] = (jaxpr, self._function(jaxpr))
-        return known[1]
+        if jaxpr not in self._functions:
+            new = self._function(jaxpr)
+            self._functions[jaxpr] = None if new is jaxpr else new
+        known = self._functions[jaxpr]
+        return jaxpr if known is None else known
 
     def _function(self, jaxpr: Any) -> Any:
         if not self._concerns(opened(jaxpr)):
@@ -137,8 +157,10 @@ class Rewriter:
             env[v] = new = type(v)(self._type(v.aval))
             return new
 
+        old, same_as = combining.combined(jaxpr, self._kind, self._communicates)
+
         def read(v: Any) -> Any:
-            return self._literal(v) if isinstance(v, Literal) else env[v]
+            return self._literal(v) if isinstance(v, Literal) else env[same_as.get(v, v)]
 
         def insert(made: ClosedJaxpr, ins: Sequence[Any], line: Any, ctx: Any) -> list[Any]:
             """Insert the equations of a function; return its results."""
@@ -156,7 +178,7 @@ class Rewriter:
 
         invars = [variable(v) for v in jaxpr.invars]
         constvars = [variable(v) for v in jaxpr.constvars]
-        for eqn in jaxpr.eqns:
+        for eqn in old:
             ins, ctx = [read(v) for v in eqn.invars], self._context(eqn.ctx)
             same = self._same(eqn)
             if same is None:
@@ -190,7 +212,7 @@ class Rewriter:
         before, k = jaxpr.replace(eqns=eqns), len(jaxpr.constvars)
         variables = [*jaxpr.constvars, *jaxpr.invars]
         new = traces.trace_python(
-            lambda *args: compat.evaluate(before, args[:k], args[k:], self._bound),
+            lambda *args: compat.evaluate(before, args[:k], args[k:], self.bound),
             [plain(v.aval) for v in variables],
         )
         invars = new.jaxpr.invars
@@ -220,7 +242,7 @@ class Rewriter:
     def _same(self, eqn: Any) -> dict[str, Any] | None:
         """Return the changes of an equation that stays, or None if others replace it."""
         primitive, params = eqn.primitive, eqn.params
-        if primitive.name in self.collectives or primitive in _RULES:
+        if primitive.name in self.collectives or primitive.name in _RULES:
             return None
         if primitive is primitives.jit_p:
             inner = self.function(params["jaxpr"])
@@ -228,7 +250,7 @@ class Rewriter:
         if primitive is primitives.custom_jvp_call_p:
             changed = self._custom_jvp(params)
             return {"params": changed, "effects": changed["call_jaxpr"].effects}
-        if any(True for _ in inner_jaxprs(params)) or _is_of_numpy(params):
+        if any(inner_jaxprs(params)) or _is_of_numpy(params):
             return None
         self._check(eqn)
         if any(isinstance(value, NamedSharding) for value in params.values()):
@@ -242,12 +264,85 @@ class Rewriter:
         def traced(*zeros: bool) -> tuple[Jaxpr, list[Any], Any]:
             with self.inside():
                 jaxpr, consts, out_zeros = rule.call_wrapped(*zeros)
-            new, more = self.rewritten(jaxpr)
+            new, more = self.apart.rewritten(jaxpr)
             return new, [*more, *consts], out_zeros
 
         new_rule = lu.wrap_init(traced, debug_info=rule.debug_info)
         call_jaxpr = self.function(params["call_jaxpr"])
         return {**params, "call_jaxpr": call_jaxpr, "jvp_jaxpr_fun": new_rule}
+
+    def _kind(self, eqn: Any) -> tuple[Any, bool] | None:
+        """What equations of collectives have alike that are combined."""
+        communicates = self.many.get(eqn.primitive.name)
+        dtypes = {v.aval.dtype for v in eqn.invars} if communicates is not None else ()
+        if communicates is None or len(dtypes) != 1:
+            return None
+        kind = eqn.primitive, *dtypes, *eqn.params.items()
+        try:
+            hash(kind)
+        except TypeError:
+            return None
+        return kind, communicates
+
+    def _communicates(self, eqn: Any) -> bool:
+        name = eqn.primitive.name
+        if name in self.collectives:
+            return name not in self.local
+        return any(
+            self._communicates(e) for _, f in inner_jaxprs(eqn.params) for e in opened(f).eqns
+        )
+
+    def _predicate_varies(self, eqn: Any) -> frozenset[str]:
+        """The axes along which ranks may take other branches of an equation, or other turns.
+
+        Raises:
+            ValueError: a collective inside runs over one of them.
+        """
+        if eqn.primitive is primitives.cond_p:
+            aval = eqn.invars[0].aval
+        elif eqn.primitive is primitives.while_p:
+            aval = eqn.params["cond_jaxpr"].out_avals[0]
+        else:
+            return frozenset()
+        sizes = self.mesh.shape
+        axes = frozenset(a for a in compat.varying_axes(aval) if sizes.get(a, 1) > 1)
+        functions = (opened(f) for _, f in inner_jaxprs(eqn.params)) if axes else ()
+        for e in itertools.chain.from_iterable(map(equations, functions)):
+            over = sorted(axes.intersection(axes_of(e.params)))
+            if over and self._communicates(e):
+                name = eqn.primitive.name
+                raise ValueError(
+                    f"{compat.eqn_line(eqn)}: mpi4jax.shard_map: the predicate of this {name} "
+                    f"varies over {over}, and the {e.primitive.name} inside, at "
+                    f"{compat.eqn_line(e)}, runs over the same ranks, of which some may not call "
+                    f"it; make the predicate equal on them, for example by lax.pmax(predicate, "
+                    f"{over[0]!r}), or move the collective out of the {name}; if the "
+                    "collective is the sum of a gradient, pass the replicated value that the "
+                    f"{name} uses through jax.lax.pcast(..., {over[0]!r}, to='varying') before"
+                )
+        return axes
+
+    def _diverging(self, axes: frozenset[str]) -> Rewriter:
+        """The same for functions that some ranks along these axes call: their arguments vary over
+        the axes, so that the sums of the reverse mode are outside."""
+        if axes not in self._of_axes:
+            new = self._of_axes[axes] = copy.copy(self)
+            new._functions, new._equations = weakref.WeakKeyDictionary(), {}
+            new.collectives = {**self.collectives, "pvary": functools.partial(new._pvary, axes)}
+            new._vary, new._of_axes = self._vary, {}
+        return self._of_axes[axes]
+
+    def _pvary(self, varied: frozenset[str], p: dict[str, Any], xs: list[Any]) -> Sequence[Any]:
+        rest = tuple(name for name in axes_of(p) if name not in varied)
+        return self._vary({"axes": rest}, xs) if rest else xs
+
+    def _varied(self, eqn: Any, ins: list[Any], axes: frozenset[str]) -> list[Any]:
+        """The operands of an equation, varying over the axes, too."""
+        rest = [axes - compat.varying_axes(v.aval) for v in eqn.invars]
+        return [
+            self._vary({"axes": tuple(sorted(names))}, [x])[0] if names else x
+            for x, names in zip(ins, rest, strict=True)
+        ]
 
     def _check(self, eqn: Any) -> None:
         high_level = eqn.params.get("_prim")
@@ -267,18 +362,19 @@ class Rewriter:
             except TypeError:  # a parameter that has no hash
                 key = None
         with source_info_util.user_context(eqn.source_info.traceback):
-            made = traces.trace_python(lambda *ins: self._bound(eqn, list(ins)), types)
+            made = traces.trace_python(lambda *ins: self.bound(eqn, list(ins)), types)
         if key is not None:
             self._equations[key] = made
         return made
 
-    def _bound(self, eqn: Any, ins: list[Any]) -> Sequence[Any]:
+    def bound(self, eqn: Any, ins: list[Any]) -> Sequence[Any]:
+        """The results of an equation inside, on values outside."""
         primitive, params = eqn.primitive, eqn.params
         collective = self.collectives.get(primitive.name)
         if collective is not None:
             return collective(params, ins)
-        if primitive in _RULES:
-            return _RULES[primitive](self, params, ins)
+        if primitive.name in _RULES:
+            return _RULES[primitive.name](self, params, ins)
         if primitive is primitives.jit_p:
             return call(self.function(params["jaxpr"]), params["name"], ins)
         if primitive is primitives.custom_jvp_call_p:
@@ -286,7 +382,10 @@ class Rewriter:
         if _is_of_numpy(params):
             return compat.bind_with(primitive, {"_prim": _without_mesh(params["_prim"])}, ins)
         self._check(eqn)
-        changed = with_functions(_without_shardings(params), self.function)
+        rewriter = self if primitive in HOLDS else self.apart
+        if over := self._predicate_varies(eqn):
+            rewriter, ins = self._diverging(over), self._varied(eqn, ins, over)
+        changed = with_functions(_without_shardings(params), rewriter.function)
         return compat.bind_with(primitive, changed, ins)
 
     def traced_inside(self, fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
@@ -379,7 +478,8 @@ def _sharding_constraint(self: Rewriter, params: dict[str, Any], args: list[Any]
     return args  # along axes that are not manual: there, each rank has the whole array
 
 
-_RULES: dict[Primitive, Callable[..., Any]] = {
-    primitives.sharding_constraint_p: _sharding_constraint,
-    primitives.custom_vjp_call_p: _custom_vjp,
+_RULES: dict[str, Callable[..., Any]] = {
+    primitives.sharding_constraint_p.name: _sharding_constraint,
+    "reshard": _sharding_constraint,
+    primitives.custom_vjp_call_p.name: _custom_vjp,
 }

@@ -29,7 +29,7 @@ class Axes(NamedTuple):
 
 class _State(threading.local):
     axes: Axes | None = None
-    spmd = False
+    spmd: bool | str = False
 
 
 _state = _State()
@@ -45,16 +45,17 @@ def inside(axes: Axes | None) -> Iterator[None]:
         _state.axes = before
 
 
-def of_all_ranks(f: Callable[..., Any]) -> Callable[..., Any]:
+def of_all_ranks(f: Callable[..., Any], boundary: str | bool = True) -> Callable[..., Any]:
     """Return a function whose operations have `spmd` set: all ranks have them, in one program.
 
     Then an operand is perturbed, or batched, on all ranks or on none, and JAX differentiates and
-    batches the op as its own primitives.
+    batches the op as its own primitives. The parameter is ``boundary``: words for the function
+    around them and for its arguments, which ranks compare.
     """
 
     @functools.wraps(f)
     def collective(*args: Any, **how: Any) -> Any:
-        before, _state.spmd = _state.spmd, True
+        before, _state.spmd = _state.spmd, boundary
         try:
             return f(*args, **how)
         finally:
@@ -63,8 +64,8 @@ def of_all_ranks(f: Callable[..., Any]) -> Callable[..., Any]:
     return collective
 
 
-def is_of_all_ranks() -> bool:
-    """Return whether such a function is being traced."""
+def boundary() -> str | bool:
+    """Return the parameter `spmd` of what is bound: false if no such function is being traced."""
     return _state.spmd
 
 

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from .. import _native
 from .._jax import compat, traces
 from .comm import as_reduction
-from .manual import is_of_all_ranks, needs_pvary, result_type, varying_operands
+from .manual import boundary, needs_pvary, result_type, varying_operands
 from .spec import SPECS, Params, Spec, first_axes
 
 TOKEN = ShapedArray((), np.dtype(np.float32))
@@ -184,8 +184,8 @@ def bind(spec: Spec, *args: Any, **p: Any) -> list[Any]:
     """Bind the primitive of an operation, whose rules `_call/definition.py` lists."""
     arrays, *others = split(spec, p, args)
     operands = [*varying_operands(spec, p, arrays), *itertools.chain(*others)]
-    if is_of_all_ranks():
-        p["spmd"] = True
+    if boundary():
+        p["spmd"] = boundary()
     return list(PRIMITIVES[spec.name].bind(*operands, **p))
 
 

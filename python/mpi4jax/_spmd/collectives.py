@@ -90,31 +90,31 @@ class Group:
             blocks = ops.alltoall(blocks, comm=self.comm)
         return self.from_comm(blocks)
 
-    def gathered(self, x: Any) -> Any:
+    def gathered(self, xs: list[Any]) -> list[Any]:
         """The arrays of all, which each rank uses in its own way: of reduce_scatter the transpose,
         whose own is reduce_scatter again, and not an allreduce of all blocks."""
         if self.is_part:
-            return self.exchanged(jnp.broadcast_to(x, (self.size, *x.shape)))
-        if not has_derivative(x):
-            return self.from_comm(ops.allgather(x, comm=self.comm))
+            return [self.exchanged(jnp.broadcast_to(x, (self.size, *x.shape))) for x in xs]
+        if not all(map(has_derivative, xs)):
+            return [self.from_comm(y) for y in ops.allgather(xs, comm=self.comm)]
         p = {
             "comm": as_comm("all_gather", self.comm),
             "reduction": as_reduction("reduce_scatter", MPI.SUM),
             "adjoint": True,
         }
         spec = SPECS["reduce_scatter"]
-        return self.from_comm(bind_trees(spec, (x,), {**spec.defaults, **p}))
+        return [self.from_comm(y) for y in bind_trees(spec, (xs,), {**spec.defaults, **p})]
 
-    def scattered_sum(self, blocks: Any) -> Any:
-        """The sum of all ranks' blocks for this one."""
+    def scattered_sums(self, blocks: list[Any]) -> list[Any]:
+        """The sums of all ranks' blocks for this one."""
         if self.is_part:
-            return SUM.local(self.exchanged(blocks), (0,))
-        return ops.reduce_scatter(self.to_comm(blocks), MPI.SUM, comm=self.comm)
+            return [SUM.local(self.exchanged(x), (0,)) for x in blocks]
+        return list(ops.reduce_scatter([*map(self.to_comm, blocks)], MPI.SUM, comm=self.comm))
 
     def reduced(self, by: Reduction, xs: list[Any], is_invariant: bool) -> list[Any]:
         """Sums, or extrema; not `is_invariant`, each rank uses them in its own way."""
         if self.is_part:
-            return [by.local(self.gathered(x), (0,)) for x in xs]
+            return [by.local(y, (0,)) for y in self.gathered(xs)]
         if self.size > 1:
             xs = self._allreduce(xs, by.op)
         return xs if is_invariant else self.varying(xs)
@@ -163,11 +163,26 @@ _CASTS = [
 ]
 
 
+_STARTED = ("reduce_scatter", "all_to_all", "ppermute", "pbroadcast", "unreduced_psum")
+_STARTED += ("unreduced_reduce_scatter",)
+
+# Those that take many operands, which then are one message; and whether they communicate.
+MANY = {
+    **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin", "unreduced_psum"), True),
+    **dict.fromkeys(
+        ("unreduced_pmax", "unreduced_pmin", "all_gather", "all_gather_invariant"), True
+    ),
+    **dict.fromkeys(("all_gather_reduced", "reduce_scatter", "unreduced_reduce_scatter"), True),
+    **dict.fromkeys(("pvary", "preduced"), False),
+}
+LOCAL = frozenset({"pvary", "preduced", "axis_index", *_CASTS})
+
+
 class Collectives:
     """What evaluates the collectives over the axes of a mesh."""
 
-    def __init__(self, mesh: Mesh, axes: frozenset[str], check_vma: bool):
-        self.mesh, self.axes, self.check_vma = mesh, axes, check_vma
+    def __init__(self, mesh: Mesh, axes: frozenset[str], check_vma: bool, boundary: str):
+        self.mesh, self.axes, self.check_vma, self.boundary = mesh, axes, check_vma, boundary
         self._groups: dict[Any, Group] = {}
 
     def table(self) -> dict[str, Callable[[Params, list[Any]], Sequence[Any]]]:
@@ -194,7 +209,10 @@ class Collectives:
             "unreduced_reduce_scatter": self.reduce_scatter,
             **dict.fromkeys(_CASTS, lambda p, xs: xs),
         }
-        return {name: of_all_ranks(f) for name, f in found.items()}
+        # An asynchronous collective is the collective itself, complete where it starts.
+        for name in ("psum", "psum_invariant", "all_gather", "all_gather_reduced", *_STARTED):
+            found |= {f"{name}_start": found[name], f"{name}_done": lambda p, xs: xs}
+        return {name: of_all_ranks(f, self.boundary) for name, f in found.items()}
 
     def group(self, p: Params) -> Group:
         axes, groups = named_axes.axes_of(p), p.get("axis_index_groups")
@@ -225,12 +243,12 @@ class Collectives:
         return group.varying([ops.bcast(x, root, comm=group.comm) for x in xs])
 
     def all_gather(self, p: Params, xs: list[Any]) -> list[Any]:
-        return [self._placed(p, self.group(p).gathered(x)) for x in xs]
+        return [self._placed(p, y) for y in self.group(p).gathered(xs)]
 
     def all_gather_invariant(self, p: Params, xs: list[Any]) -> list[Any]:
         group = self.group(p)
-        ys = [group.from_comm(ops.allgather(x, comm=group.comm)) for x in xs]
-        return [self._placed(p, y) for y in ys]
+        ys = ops.allgather(xs, comm=group.comm)
+        return [self._placed(p, group.from_comm(y)) for y in ys]
 
     def _placed(self, p: Params, y: Any) -> Any:
         axis = p["all_gather_dimension"]
@@ -239,11 +257,10 @@ class Collectives:
     def reduce_scatter(self, p: Params, xs: list[Any]) -> list[Any]:
         group, axis = self.group(p), p["scatter_dimension"]
 
-        def one(x: Any) -> Any:
-            blocks = _split(x, axis, group.size) if p["tiled"] else jnp.moveaxis(x, axis, 0)
-            return group.scattered_sum(blocks)
+        def blocks(x: Any) -> Any:
+            return _split(x, axis, group.size) if p["tiled"] else jnp.moveaxis(x, axis, 0)
 
-        return [one(x) for x in xs]
+        return group.scattered_sums([blocks(x) for x in xs])
 
     def all_to_all(self, p: Params, xs: list[Any]) -> list[Any]:
         # If not tiled, JAX has inserted an axis of length one along which the blocks are joined.

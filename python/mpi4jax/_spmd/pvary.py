@@ -13,8 +13,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from mpi4py import MPI
 
+from .._op import manual
 from .._op.comm import as_reduction
-from .._op.manual import of_all_ranks
 from .._op.packing import bind_trees
 from .._op.spec import SPECS
 
@@ -23,26 +23,30 @@ pvary_p.multiple_results = True
 
 
 def pvary(comm: Any, xs: Sequence[Any]) -> list[Any]:
-    return pvary_p.bind(*xs, comm=comm) if xs else []
+    return _bind(comm, manual.boundary() or True, xs)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, comm: Any) -> tuple[Any, Any]:
-    linear = iter(pvary(comm, [t for t in tangents if type(t) is not ad.Zero]))
+def _bind(comm: Any, spmd: bool | str, xs: Sequence[Any]) -> list[Any]:
+    return pvary_p.bind(*xs, comm=comm, spmd=spmd) if xs else []
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **p: Any) -> tuple[Any, Any]:
+    linear = iter(_bind(xs=[t for t in tangents if type(t) is not ad.Zero], **p))
     out = [t if type(t) is ad.Zero else next(linear) for t in tangents]
-    return pvary(comm, primals), out
+    return _bind(xs=primals, **p), out
 
 
-@of_all_ranks
-def _transpose(cotangents: Sequence[Any], *xs: Any, comm: Any) -> list[Any]:
+def _transpose(cotangents: Sequence[Any], *xs: Any, comm: Any, spmd: bool | str) -> list[Any]:
     given = [c for c in cotangents if type(c) is not ad.Zero]
     p = {"comm": comm, "reduction": as_reduction("allreduce", MPI.SUM), "adjoint": False}
-    sums = iter(bind_trees(SPECS["allreduce"], (given,), p) if given else ())
+    allreduce = manual.of_all_ranks(bind_trees, spmd)
+    sums = iter(allreduce(SPECS["allreduce"], (given,), p) if given else ())
     return [c if type(c) is ad.Zero else next(sums) for c in cotangents]
 
 
-pvary_p.def_abstract_eval(lambda *xs, comm: xs)
-pvary_p.def_impl(lambda *xs, comm: list(xs))
-mlir.register_lowering(pvary_p, lambda ctx, *xs, comm: list(xs))
-batching.primitive_batchers[pvary_p] = lambda xs, dims, *, comm: (pvary(comm, xs), dims)
+pvary_p.def_abstract_eval(lambda *xs, **p: xs)
+pvary_p.def_impl(lambda *xs, **p: list(xs))
+mlir.register_lowering(pvary_p, lambda ctx, *xs, **p: list(xs))
+batching.primitive_batchers[pvary_p] = lambda xs, dims, **p: (_bind(xs=xs, **p), dims)
 ad.primitive_jvps[pvary_p] = _jvp
 ad.primitive_transposes[pvary_p] = _transpose

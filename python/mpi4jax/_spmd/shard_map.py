@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
@@ -12,13 +12,20 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
-from .._jax import compat, named_axes, rewriting
+from .._jax import blocks, compat, named_axes, rewriting
 from .._op import manual
-from .collectives import Collectives, names_of
+from .boundary import boundary_of
+from .collectives import LOCAL, MANY, Collectives, names_of
 from .mesh import Mesh, current
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
+
+# What works with several devices in each process.
+_APART = (
+    "call one after the other, not one inside of the other, and each in a function of its own if "
+    "it is jitted"
+)
 
 _state = threading.local()  # .mesh: that of the function which is being traced
 
@@ -52,12 +59,13 @@ def shard_map(
 def shard_map(
     f: Callable[..., Any] | None = None,
     /,
-    *,
+    *positional: Any,
     mesh: Mesh | None = None,
-    in_specs: Any,
-    out_specs: Any,
+    in_specs: Any = None,
+    out_specs: Any = None,
     axis_names: Any = frozenset(),
     check_vma: bool = True,
+    **others: Any,
 ) -> Any:
     """Run a function written for `jax.shard_map` on the ranks of a communicator.
 
@@ -99,6 +107,7 @@ def shard_map(
 
     See also: :func:`pvary`.
     """
+    _check_spelling(positional, others, in_specs, out_specs)
     how = {
         "in_specs": in_specs,
         "out_specs": out_specs,
@@ -116,61 +125,141 @@ def shard_map(
     if not callable(f):
         raise TypeError(f"shard_map: argument 'f' must be a function, got {type(f).__name__}")
 
-    def on_blocks(*args: Any) -> Any:
-        return _evaluate(f, mesh, how, args)
-
-    # Inlined: what JAX has traced is a function inside.
-    compiled = jax.jit(functools.wraps(f)(on_blocks), inline=True)
-
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
-        if getattr(_state, "mesh", None) is mesh:  # inside of another, over other axes
-            return jax.shard_map(f, **how)(*args)
-        return compiled(*args)
+        outer = getattr(_state, "mesh", None)
+        if outer is None:
+            if axes := named_axes.manual_axes():
+                raise NotImplementedError(
+                    f"mpi4jax.shard_map over {mesh} inside of a jax.shard_map over the devices "
+                    f"{axes}: {_APART}"
+                )
+            return _evaluate(f, mesh, how, args)
+        if outer != mesh:
+            raise ValueError(
+                "shard_map: argument 'mesh' must be that of the shard_map around this one, "
+                f"{outer}, got {mesh}; make one mesh with all axes, and name those of each "
+                "shard_map in 'axis_names'"
+            )
+        return jax.shard_map(f, **how)(*args)  # inside of another, over other axes
 
     return mapped
 
 
+def _check_spelling(positional: Any, others: dict[str, Any], ins: Any, outs: Any) -> None:
+    """Raise a TypeError that has the current spelling of what is written as in older versions."""
+    if positional:
+        raise TypeError(
+            f"shard_map: expected one positional argument, the function; got {1 + len(positional)}."
+            " Write shard_map(f, mesh=mesh, in_specs=..., out_specs=...)"
+        )
+    for name in others:
+        now = {
+            "check_rep": f"check_vma={others[name]!r}",
+            "auto": "axis_names=... with the axes of the mesh that are not in 'auto'",
+        }.get(name)
+        expected = f"write {now}" if now else "expected those of jax.shard_map"
+        raise TypeError(f"shard_map: unexpected argument {name!r}; {expected}")
+    for name, specs in (("in_specs", ins), ("out_specs", outs)):
+        if specs is None:
+            raise TypeError(
+                f"shard_map: argument {name!r} must be a PartitionSpec, or a pytree of them, got "
+                "None: the type of an array of one rank does not say how the global array is "
+                "sharded. Write P('i') for blocks along the axis 'i', and P() for equal arrays"
+            )
+
+
 def _evaluate(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any) -> Any:
     """Trace ``f`` as `jax.shard_map` does, for global arrays, and evaluate it on blocks."""
-    specs = how["in_specs"]
-    whole = _whole_arrays(mesh, specs, args)
-
     axes = frozenset(how.get("axis_names", mesh.axis_names))
-    of_ops = _axes_of_ops(mesh, axes, how["check_vma"])
+    specs, whole = _whole_arrays(mesh, how["in_specs"], args)
+    name = getattr(f, "__name__", "shard_map")
+    world = _world(mesh, axes, how["check_vma"], boundary_of(name, args, specs))
+    values = jax.tree.leaves(args)
+    evaluation = None if blocks.is_staged() else world.evaluation()
+    if evaluation is not None:
+        pairs = zip(values, specs, strict=True)
+        values = [world.collectives.enter(x, spec) for x, spec in pairs]
 
-    def traced(*blocks: Any) -> Any:
+    def traced(*typed: Any) -> Any:
         before, _state.mesh = getattr(_state, "mesh", None), mesh
         try:
-            with manual.inside(of_ops):
-                return f(*blocks)
+            with manual.inside(world.of_ops), named_axes.refuse_devices(_APART):
+                return f(*typed) if evaluation is None else evaluation.run(f, typed, values)
         finally:
             _state.mesh = before
 
     functools.update_wrapper(traced, f)
     closed, tree = named_axes.trace_shard_map(traced, whole, mesh=mesh._abstract, **how)
-    collectives = Collectives(mesh, axes, how["check_vma"])
-    rewriter = rewriting.Rewriter(
-        mesh._abstract,
-        collectives.table(),
-        _refuse,
-        how["check_vma"],
-        functools.partial(manual.inside, of_ops),
-    )
-    rewriter.collectives["shard_map"] = lambda p, ins: _nested(rewriter, collectives, p, ins)
-
-    def step(eqn: Any, ins: list[Any]) -> list[Any]:
-        if eqn.primitive is not named_axes.shard_map_p:
-            return compat.bind_with(eqn.primitive, eqn.params, ins)
-        in_specs = named_axes.specs_of(eqn.params, "in")
-        ins = [collectives.enter(x, s) for x, s in zip(ins, in_specs, strict=True)]
-        body = rewriter.function(ClosedJaxpr(eqn.params["jaxpr"], ()))
-        outs = rewriting.call(body, getattr(f, "__name__", "shard_map"), ins)
-        out_specs = named_axes.specs_of(eqn.params, "out")
-        return [collectives.leave(y, s) for y, s in zip(outs, out_specs, strict=True)]
-
-    outs = compat.evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), step)
+    if evaluation is None:
+        outs = world.staged(name, closed, values)
+    else:
+        outs = world.left(closed, evaluation.results)
     return jax.tree.unflatten(tree, outs)
+
+
+class _World:
+    """What rewrites functions for some axes of a mesh."""
+
+    def __init__(self, mesh: Mesh, axes: frozenset[str], check_vma: bool, boundary: str):
+        self.collectives = Collectives(mesh, axes, check_vma, boundary)
+        self.of_ops = _axes_of_ops(mesh, axes, check_vma)
+        self.rewriter = rewriting.Rewriter(
+            mesh._abstract,
+            self.collectives.table(),
+            _refuse,
+            check_vma,
+            functools.partial(manual.inside, self.of_ops),
+            MANY,
+            LOCAL,
+        )
+        self.rewriter.collectives["shard_map"] = functools.partial(
+            _nested, self.rewriter, self.collectives
+        )
+
+    def evaluation(self) -> blocks.Evaluation:
+        """What evaluates a function equation by equation."""
+
+        def step(eqn: Any, ins: list[Any]) -> Sequence[Any]:
+            with manual.inside(None):
+                return self.rewriter.bound(eqn, ins)
+
+        coordinates = self.collectives.mesh.coordinates
+        where = ", ".join(f"{name!r}: {index}" for name, index in coordinates.items())
+        return blocks.Evaluation(step, self.rewriter.check_vma, f"At {{{where}}}")
+
+    def staged(self, name: str, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+        """The results of what JAX has traced, rewritten."""
+
+        def step(eqn: Any, ins: list[Any]) -> list[Any]:
+            if eqn.primitive is not named_axes.shard_map_p:
+                return compat.bind_with(eqn.primitive, eqn.params, ins)
+            in_specs = named_axes.specs_of(eqn.params, "in")
+            ins = [self.collectives.enter(x, s) for x, s in zip(ins, in_specs, strict=True)]
+            body = self.rewriter.function(ClosedJaxpr(eqn.params["jaxpr"], ()))
+            return self._left(eqn, rewriting.call(body, name, ins))
+
+        return compat.evaluate(closed.jaxpr, closed.consts, args, step)
+
+    def left(self, closed: ClosedJaxpr, results: Sequence[Any]) -> list[Any]:
+        """Results of the function, as JAX's equation says that they leave it."""
+        eqns = (e for e in closed.jaxpr.eqns if e.primitive is named_axes.shard_map_p)
+        return self._left(next(eqns), results)
+
+    def _left(self, eqn: Any, results: Sequence[Any]) -> list[Any]:
+        specs = named_axes.specs_of(eqn.params, "out")
+        return [self.collectives.leave(y, s) for y, s in zip(results, specs, strict=True)]
+
+
+def _world(mesh: Mesh, axes: frozenset[str], check_vma: bool, boundary: str) -> _World:
+    """One for equal functions: what it has rewritten is compiled once."""
+    worlds = vars(mesh).setdefault("_worlds", {})
+    found = worlds.get((axes, check_vma, boundary))
+    if found is None:
+        if len(worlds) > 256:
+            worlds.clear()
+        found = worlds[axes, check_vma, boundary] = _World(mesh, axes, check_vma, boundary)
+    return found
 
 
 def _axes_of_ops(mesh: Mesh, axes: frozenset[str], check_vma: bool) -> manual.Axes:
@@ -216,8 +305,8 @@ def _nested(
     return [joined(y, s) for y, s in zip(outs, named_axes.specs_of(p, "out"), strict=True)]
 
 
-def _whole_arrays(mesh: Mesh, specs: Any, args: Any) -> Any:
-    """The types of the global arrays whose blocks these are."""
+def _whole_arrays(mesh: Mesh, specs: Any, args: Any) -> tuple[list[Any], Any]:
+    """The specs of the leaves, and the types of the global arrays whose blocks these are."""
 
     def whole(x: Any, spec: Any) -> Any:
         aval = jax.typeof(x)
@@ -233,9 +322,18 @@ def _whole_arrays(mesh: Mesh, specs: Any, args: Any) -> Any:
 
     if isinstance(specs, list):
         specs = tuple(specs)
-    return jax.tree.map(
-        lambda s, part: jax.tree.map(lambda x: whole(x, s), part), specs, args, is_leaf=is_spec
-    )
+    leaves: list[tuple[Any, Any]] = []
+    try:
+        jax.tree.map(
+            lambda s, part: leaves.extend((s, x) for x in jax.tree.leaves(part)),
+            specs,
+            args,
+            is_leaf=is_spec,
+        )
+    except ValueError:  # the trees do not match, and JAX says where
+        return [None] * len(jax.tree.leaves(args)), jax.tree.map(lambda x: whole(x, None), args)
+    types = [whole(x, spec) for spec, x in leaves]
+    return [spec for spec, _ in leaves], jax.tree.unflatten(jax.tree.structure(args), types)
 
 
 def _refuse(name: str, line: str) -> NotImplementedError:

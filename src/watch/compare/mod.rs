@@ -67,6 +67,7 @@ pub fn fingerprint(call: &Call, record: &Record) -> u64 {
     }
     call.site.reverse.hash(&mut hasher);
     call.site.halo.as_ref().map(|halo| halo.widths()).hash(&mut hasher);
+    call.site.forms.boundary.hash(&mut hasher);
     call.others.iter().for_each(|(send, _)| send.dtype().hash(&mut hasher));
     hasher.finish()
 }
@@ -114,6 +115,7 @@ pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> 
     if !call.site.forms.sent.is_empty() {
         words += &format!(", of {}", call.site.forms.sent);
     }
+    words += &of_boundary(&call.site.forms.boundary);
     let asked = Comparison::start(comm, with_forms(call, &record), &words);
     asked.map(Some).map_err(|cause| call.site.error(cause))
 }
@@ -123,11 +125,19 @@ pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> 
 fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
     let comm = &call.site.comm;
     let words = with_widths(call, record);
+    let boundaries = comm.all_texts(&of_boundary(&call.site.forms.boundary))?;
     let mut lines = comm.all_texts(&words)?;
-    if lines.iter().all(|line| *line == lines[0]) {
+    if boundaries.iter().any(|boundary| *boundary != boundaries[0]) {
+        lines = lines.iter().zip(boundaries).map(|(line, boundary)| line.to_owned() + &boundary).collect();
+    } else if lines.iter().all(|line| *line == lines[0]) {
         lines = comm.all_texts(&format!("{words}, of {}", call.site.forms.sent))?;
     }
     Err(mismatch(comm, &lines))
+}
+
+/// What a report says of the `shard_map` that a collective is in.
+fn of_boundary(boundary: &str) -> String {
+    if boundary.is_empty() { String::new() } else { format!(", in shard_map of {boundary}") }
 }
 
 /// The error of ranks whose operations have these descriptions.

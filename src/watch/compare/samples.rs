@@ -37,6 +37,7 @@ pub(super) struct PublishedSample {
     key: u64,
     print: u64,
     form: Box<str>,
+    boundary: Box<str>,
     /// Why a difference is no proof: an index of [`DOUBTS`].
     doubt: usize,
     words: String,
@@ -105,6 +106,7 @@ fn take_collective(call: &Call, record: &Record) {
         key: hash((comm.id, comm.generation, number)),
         print: super::fingerprint(call, record),
         form: call.site.forms.sent.clone(),
+        boundary: call.site.forms.boundary.clone(),
         others: [neighbour(1), neighbour(comm.size - 1)],
         words: super::with_widths(call, record),
         collective: Some(Collective { number, alone, name: record.name(), size }),
@@ -150,13 +152,13 @@ fn course(comm: &Arc<Comm>, all: &[Sample]) -> u64 {
 impl PublishedSample {
     /// Of an operation on the default communicator that is about to run, or has just run.
     pub fn at_once(sample: &Sample) -> Self {
-        let Sample { key, print, form, words, .. } = sample.clone();
-        Self { key, print, form, doubt: 0, words }
+        let Sample { key, print, form, boundary, words, .. } = sample.clone();
+        Self { key, print, form, boundary, doubt: 0, words }
     }
 
     /// None for what cannot be compared, or not yet.
     fn of(sample: &Sample, all: &[Sample], is_settled: bool) -> Option<Self> {
-        let Sample { comm, is_ours, key, print, form, words, collective, .. } = sample;
+        let Sample { comm, is_ours, key, print, form, boundary, words, collective, .. } = sample;
         let (key, doubt) = match collective {
             None => (*key, if *is_ours { 0 } else { 2 }),
             Some(Collective { alone, .. }) if *is_ours => (*key, usize::from(!alone)),
@@ -165,7 +167,8 @@ impl PublishedSample {
             }
             Some(_) => return None,
         };
-        Some(Self { key, print: *print, form: form.clone(), doubt, words: words.clone() })
+        let (form, boundary) = (form.clone(), boundary.clone());
+        Some(Self { key, print: *print, form, boundary, doubt, words: words.clone() })
     }
 }
 
@@ -246,6 +249,7 @@ fn difference_from(host: &HostFolder, rank: i32, ours: &[PublishedSample]) -> Op
         difference.map(|(our, its)| (our, its, our.doubt.max(its.doubt))).or_else(of_forms)?;
     let words = |line: &PublishedSample| match doubt {
         FORMS => format!("{}, of {}", line.words, line.form),
+        _ if our.boundary != its.boundary => line.words.clone() + &super::of_boundary(&line.boundary),
         _ => line.words.clone(),
     };
     let mut both = [(host.rank, words(our)), (rank, words(its))];
@@ -279,7 +283,8 @@ mod tests {
             comm.collectives.store(number, Ordering::Relaxed);
             let (comm, words, others) = (comm.clone(), String::new(), [0; 2]);
             let collective = Some(Collective { number, alone: true, name, size: 4 });
-            Sample { comm, is_ours: false, key: number, print, form: "".into(), others, words, collective }
+            let (form, boundary) = ("".into(), "".into());
+            Sample { comm, is_ours: false, key: number, print, form, boundary, others, words, collective }
         };
         let told = |all: &[Sample], is_end| -> Vec<PublishedSample> {
             all.iter().filter_map(|sample| PublishedSample::of(sample, all, is_end)).collect()
@@ -311,6 +316,7 @@ mod tests {
             key,
             print,
             form: "".into(),
+            boundary: "".into(),
             doubt,
             words: format!("barrier #{key}, a.py:1"),
         };
@@ -333,6 +339,7 @@ mod tests {
             key,
             print: 1,
             form: form.into(),
+            boundary: "".into(),
             doubt: 0,
             words: String::new(),
         };

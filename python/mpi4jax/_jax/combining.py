@@ -1,0 +1,198 @@
+"""Independent collectives of one kind in a function become one, of several operands.
+
+As XLA's `AllReduceCombiner` does it. Other than XLA's instructions, the collectives here have an
+order, the same on all ranks. It changes only in that a collective moves to another one of its kind:
+
+- up, if its operands are there already;
+- otherwise the earlier one moves down, if no other collective needs its results before. What is
+  computed from these on this rank alone moves down with it.
+
+Nothing moves past another operation with an ordered effect: ranks may differ in those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from jax._src import effects
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+# Bytes of what is combined. XLA has 30 MiB for GPUs; here the operands are copied side by side,
+# which costs more than a message where they are long.
+LIMIT = 4 << 20
+
+
+class _Group:
+    """Collectives that become one.
+
+    Attributes:
+        place: the index of the equation that they move to.
+        is_movable: whether they may move down: none of their results is waited for.
+        before: the indices of equations that move up with a member, to in front of ``place``.
+    """
+
+    def __init__(self, index: int, eqn: JaxprEqn, is_movable: bool):
+        self.members, self.place, self.is_movable = [eqn], index, is_movable
+        self.before: set[int] = set()
+
+    def equation(self, same: dict[Any, Any]) -> JaxprEqn:
+        """All of them. Of an operand that several have, there is one result: in ``same``."""
+        if len(self.members) == 1:
+            return self.members[0]
+        results: dict[Any, Any] = {}
+        for eqn in self.members:
+            for x, y in zip(eqn.invars, eqn.outvars, strict=True):
+                key = id(x) if isinstance(x, Literal) else x
+                same[y] = results.setdefault(key, (x, y))[1]
+        ins, outs = map(list, zip(*results.values(), strict=True))
+        return self.members[0].replace(invars=ins, outvars=outs)
+
+
+def combined(
+    jaxpr: Jaxpr,
+    kind_of: Callable[[JaxprEqn], tuple[Hashable, bool] | None],
+    communicates: Callable[[JaxprEqn], bool],
+    limit: int = LIMIT,
+) -> tuple[Sequence[JaxprEqn], dict[Any, Any]]:
+    """The equations of a function, where collectives are combined.
+
+    Args:
+        jaxpr: the function.
+        kind_of: what collectives have alike that become one, and whether they communicate, so that
+            something may wait for them; None for other equations.
+        communicates: whether other ranks wait for an equation, or for something inside of it.
+        limit: bytes of what is combined.
+
+    Returns:
+        tuple: the equations; and by the variables of results that are no longer computed, those of
+        the same results.
+    """
+    latest: dict[Hashable, _Group] = {}
+    group_of: dict[int, _Group] = {}  # by the indices of their members
+    made: dict[Any, int] = {}  # the index where a variable is made
+    after: dict[Any, frozenset[_Group]] = {}  # the groups that a variable is made from
+    nothing: frozenset[_Group] = frozenset()
+    for i, eqn in enumerate(jaxpr.eqns):
+        operands = [v for v in eqn.invars if not isinstance(v, Literal)]
+        needs = nothing.union(*(after.get(v, nothing) for v in operands))
+        kind = kind_of(eqn)
+        if any(map(_is_ordered, eqn.effects)):
+            for group in latest.values():
+                group.is_movable = False
+            latest.clear()
+            needs = nothing
+        elif kind[1] if kind is not None else needs and communicates(eqn):
+            for group in needs:
+                group.is_movable = False
+        if kind is not None:
+            at = max([-1, *(made.get(v, -1) for v in operands), *(g.place for g in needs)])
+            found = latest.get(kind[0])
+            if found is not None and not kind[1] and not needs and at >= found.place:
+                above = _above(
+                    jaxpr.eqns, operands, found.place, made, after, kind_of, communicates
+                )
+                found.before |= above or set()
+                at = at if above is None else found.place - 1
+            is_settled = not any(group.is_movable for group in needs)
+            if found is None or not (is_settled and _joins(found, i, eqn, at, needs, limit)):
+                found = _Group(i, eqn, kind[1])
+                if is_settled:
+                    latest[kind[0]] = found
+            group_of[i] = found
+            needs = needs | {found} if not is_settled else frozenset((found,))
+        for v in eqn.outvars:
+            made[v] = i
+            if needs:
+                after[v] = needs
+    if all(len(group.members) == 1 for group in group_of.values()):
+        return jaxpr.eqns, {}
+    return _ordered(jaxpr.eqns, group_of)
+
+
+def _above(
+    eqns: Sequence[JaxprEqn],
+    operands: Sequence[Any],
+    place: int,
+    made: dict[Any, int],
+    after: dict[Any, frozenset[_Group]],
+    kind_of: Callable[[JaxprEqn], Any],
+    communicates: Callable[[JaxprEqn], bool],
+    most: int = 8,
+) -> set[int] | None:
+    """The few equations that operands are made by from what is there before ``place``, such as the
+    broadcast of a bias; None if there are others."""
+    found: set[int] = set()
+    rest = [v for v in operands if made.get(v, -1) >= place]
+    while rest:
+        v = rest.pop()
+        eqn = eqns[made[v]]
+        if v in after or eqn.effects or kind_of(eqn) is not None or communicates(eqn):
+            return None
+        found.add(made[v])
+        if len(found) > most:
+            return None
+        rest += [u for u in eqn.invars if not isinstance(u, Literal) and made.get(u, -1) >= place]
+    return found
+
+
+def _joins(
+    group: _Group, i: int, eqn: JaxprEqn, at: int, needs: frozenset[_Group], limit: int
+) -> bool:
+    """Add a collective to a group, if it can be a member. Its operands are there from ``at`` on."""
+    if group in needs or sum(map(_bytes, group.members)) + _bytes(eqn) > limit:
+        return False
+    if at >= group.place:
+        if not group.is_movable:
+            return False
+        group.place = i
+    group.members.append(eqn)
+    return True
+
+
+def _ordered(
+    eqns: Sequence[JaxprEqn], group_of: dict[int, _Group]
+) -> tuple[list[JaxprEqn], dict[Any, Any]]:
+    """The equations, each group in its place, and behind it what has waited for its results."""
+    out: list[JaxprEqn] = []
+    same: dict[Any, Any] = {}
+    missing: set[Any] = set()  # variables that are made later
+    waiting: list[JaxprEqn] = []
+
+    def add(eqn: JaxprEqn, results: Sequence[Any]) -> None:
+        if any(v in missing for v in eqn.invars if not isinstance(v, Literal)):
+            waiting.append(eqn)
+            missing.update(results)
+        else:
+            out.append(eqn)
+            missing.difference_update(results)
+
+    moved: set[int] = set()
+    for i, eqn in enumerate(eqns):
+        group = group_of.get(i)
+        if group is None:
+            if i not in moved:
+                add(eqn, eqn.outvars)
+        elif group.place > i:
+            missing.update(eqn.outvars)
+        elif group.place == i:
+            for k in sorted(group.before - moved):
+                add(eqns[k], eqns[k].outvars)
+            moved |= group.before
+            add(group.equation(same), [v for member in group.members for v in member.outvars])
+            again, waiting[:] = list(waiting), []
+            for waits in again:
+                add(waits, waits.outvars)
+    return out, same
+
+
+def _bytes(eqn: JaxprEqn) -> int:
+    return max(
+        sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in variables)
+        for variables in (eqn.invars, eqn.outvars)
+    )
+
+
+def _is_ordered(effect: Any) -> bool:
+    return isinstance(effect, effects.JaxprInputEffect) or effects.ordered_effects.contains(effect)

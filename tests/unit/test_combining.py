@@ -1,0 +1,163 @@
+"""Independent collectives become one: `mpi4jax._jax.combining`, in a rewritten function."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import PartitionSpec as P
+
+from mpi4jax._jax import combining, named_axes, rewriting
+
+MESH = named_axes.abstract_mesh((2,), ("i",))
+SUMS = ("psum", "psum_invariant")
+
+
+def rewritten(f, n=1, combine=True, limit=None, monkeypatch=None):
+    """A function of ``n`` rows for a mesh of two, whose sums multiply by ten; and how many operands
+    each of its collectives has."""
+    how = {"mesh": MESH, "in_specs": P("i"), "out_specs": P()}
+    shapes = [jax.ShapeDtypeStruct((6,), np.float32)] * n
+    closed, _ = named_axes.trace_shard_map(f, shapes, **how)
+    (eqn,) = (e for e in closed.jaxpr.eqns if e.primitive is named_axes.shard_map_p)
+    operands = []
+
+    def times(factor):
+        def evaluate(p, xs):
+            operands.append(len(xs))
+            return [factor * x for x in xs]
+
+        return evaluate
+
+    table = {name: times(10) for name in SUMS} | {"pmax": times(3), "pvary": lambda p, xs: xs}
+    many = {**dict.fromkeys((*SUMS, "pmax"), True), "pvary": False} if combine else {}
+    local = frozenset({"pvary"})
+    refuse = lambda *words: NotImplementedError(*words)
+    rewriter = rewriting.Rewriter(MESH, table, refuse, True, many=many, local=local)
+    rewriter._equations = _Never()
+    return rewriter.function(ClosedJaxpr(eqn.params["jaxpr"], ())), operands
+
+
+class _Never(dict):
+    """A cache that keeps nothing, so that each collective is seen."""
+
+    def __setitem__(self, key, value):
+        pass
+
+
+def step(x):
+    return x.sum() + 1
+
+
+@pytest.mark.parametrize(
+    ("f", "expected"),
+    [
+        (lambda x, y: [lax.psum(x, "i"), lax.psum(y, "i")], [2]),
+        # What is computed on this rank alone waits.
+        (lambda x, y: [lax.psum(x, "i") / 2, lax.psum(y, "i") / 2, lax.psum(x * y, "i")], [3]),
+        (lambda x, y: [lax.psum(step(lax.psum(x, "i")) * y, "i")], [1, 1]),
+        # One does not wait for another of which it needs nothing.
+        (lambda x, y: [lax.pmax(lax.psum(x, "i"), "i"), lax.psum(jnp.sin(y), "i")], [1, 1, 1]),
+        # But it moves up, if its operand is there.
+        (lambda x, y: [lax.pmax(lax.psum(x, "i"), "i"), lax.psum(y, "i")], [2, 1]),
+        (lambda x, y: [lax.psum(x, "i"), lax.pmax(y, "i"), lax.psum(y, "i")], [2, 1]),
+        (lambda x, y: [lax.psum(x, "i"), lax.psum(y.astype(int), "i")], [1, 1]),
+        (lambda x, y: [lax.psum(x, "i"), lax.psum(x, "i")], [1]),
+    ],
+)
+def test_what_is_combined(f, expected):
+    x, y = jnp.arange(3.0), jnp.ones(3)
+    jaxpr, operands = rewritten(f, 2)
+    alone, _ = rewritten(f, 2, combine=False)
+    assert operands == expected
+    for a, b in zip(jaxpr_as_fun(jaxpr)(x, y), jaxpr_as_fun(alone)(x, y), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_ordered_effect_is_a_limit():
+    def f(x, y):
+        a = lax.psum(x, "i")
+        jax.debug.print("{}", 1, ordered=True)
+        return a, lax.psum(y, "i")
+
+    assert rewritten(f, 2)[1] == [1, 1]
+
+
+def test_an_unordered_effect_is_none():
+    """One rank alone may print."""
+
+    def f(x, y):
+        a = lax.psum(x, "i")
+        jax.debug.print("{}", a[0])
+        return a, lax.psum(y, "i")
+
+    assert rewritten(f, 2)[1] == [2]
+
+
+def test_a_limit_of_bytes(monkeypatch):
+    def f(*xs):
+        return [lax.psum(x, "i") for x in xs]
+
+    monkeypatch.setattr(combining.combined, "__defaults__", (24,))  # two blocks of three
+    assert rewritten(f, 5)[1] == [2, 2, 1]
+
+
+def test_functions_linear_in_some_operands_combine_nothing():
+    """JAX transposes a rule equation by equation."""
+
+    @jax.custom_jvp
+    def f(x):
+        return x * lax.psum(x, "i")
+
+    @f.defjvp
+    def rule(primals, tangents):
+        (x,), (t,) = primals, tangents
+        return f(x), t * lax.psum(x, "i") + x * lax.psum(t, "i")
+
+    jaxpr, _ = rewritten(lambda x: lax.psum(f(x), "i"))
+    (y,) = jax.grad(lambda x: jaxpr_as_fun(jaxpr)(x)[0].sum())(jnp.ones(3)).reshape(1, 3)
+    np.testing.assert_allclose(y, 10 * (10 + 10) * np.ones(3))
+
+
+def program(seed):
+    """A random function, in which few values depend on many others."""
+    choose = random.Random(seed)
+    lines = []
+    for k in range(choose.randint(4, 30)):
+        kind = choose.choice(["psum", "psum", "psum", "pmax", "sin", "add", "scan"])
+        lines.append((kind, choose.randrange(k + 3), choose.randrange(k + 3)))
+
+    def f(*xs):
+        values = list(xs)
+        for kind, a, b in lines:
+            x, y = values[a], values[b]
+            if kind == "psum":
+                y = lax.psum(x, "i")
+            elif kind == "pmax":
+                y = lax.pmax(x / 8, "i")
+            elif kind == "sin":
+                y = jnp.sin(x)
+            elif kind == "add":
+                y = x + y
+            else:
+                step = lambda c, _: (jnp.cos(lax.psum(c, "i")) * 1.0, None)
+                y = lax.scan(step, lax.psum(x, "i"), None, length=2)[0]
+            values.append(y)
+        return [lax.psum(v, "i") for v in values]
+
+    return f
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_programs(seed):
+    """Values are those without, collectives are fewer, and nothing is used before it is there."""
+    f, xs = program(seed), [jnp.arange(3.0) + k for k in range(3)]
+    (jaxpr, operands), (alone, each) = (rewritten(f, 3, c) for c in (True, False))
+    assert sum(operands) <= sum(each)
+    assert len(operands) < len(each)
+    pairs = zip(jaxpr_as_fun(jaxpr)(*xs), jaxpr_as_fun(alone)(*xs), strict=True)
+    for a, b in pairs:
+        np.testing.assert_array_equal(a, b)
