@@ -253,7 +253,8 @@ def link(name: str) -> str:
     """Return a name as a link into the reference, or as code if the reference does not have it."""
     known = places()
     place = known.get(name) or known.get(name.rpartition(".")[2])
-    place = place or next((known[full] for full in known if full.endswith(f".{name}")), None)
+    longer = [full for full in known if full.endswith(f".{name}")]
+    place = place or (known[min(longer, key=lambda full: full.count("."))] if longer else None)
     return f"[`{name}`]({place})" if place else f"`{name}`"
 
 

@@ -210,7 +210,7 @@ def _joined(arrays: list[_Array], comm: MPI.Intracomm) -> list[_Array]:
 
 
 def _largest_block(a: _Array, of_ranks: Sequence[list[int] | None]) -> list[int]:
-    """The shape of the largest block of all ranks; the blocks must make up the array."""
+    """Return the shape of the largest block of all ranks; the blocks must make up the array."""
     blocks = [block for block in of_ranks if block is not None]
     covered, elements = sum(map(math.prod, blocks)), math.prod(a.whole)
     if covered != elements:

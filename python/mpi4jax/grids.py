@@ -48,8 +48,8 @@ class Block:
         slices: the block in the global array: ``whole[block.slices]``.
         padded_shape: shape with ghost cells.
         inner: the block in the array with ghost cells: ``x[block.inner]``.
-        neighbors: for each dimension of ``cart`` the ranks of the blocks below and above, None at
-            an edge of the grid that is not periodic.
+        neighbors: for each dimension of ``cart``, the ranks of the blocks below and above, or None
+            at an edge of the grid that is not periodic.
 
     Raises:
         TypeError: if an argument has a wrong type.

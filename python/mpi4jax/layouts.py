@@ -16,7 +16,7 @@ __all__ = ["Layout", "redistribute"]
 
 
 def comm_of(op: str, comm: MPI.Intracomm | None, *given: Any) -> MPI.Intracomm:
-    """The communicator of an argument, or else of shardings and blocks, or the default one.
+    """Return the communicator of an argument, or else of shardings and blocks, or the default one.
 
     Raises:
         ValueError: if these differ.

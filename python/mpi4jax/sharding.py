@@ -152,7 +152,7 @@ class NamedSharding:
         return math.prod(self.mesh.shape[name] for name in names_of(entry))
 
     def _axes(self, is_used: bool) -> tuple[str, ...]:
-        """The axes of the mesh, of more than one rank, that `spec` names, or the others."""
+        """Return the axes of the mesh, of more than one rank, that `spec` names, or the others."""
         names = {name for entry in self.spec for name in names_of(entry)}
         return tuple(
             name
@@ -199,7 +199,7 @@ class NamedSharding:
         return pieces.unpack(cells) if self.comm.rank == root else x
 
     def _pieces(self, shape: Shape) -> Pieces:
-        """The blocks of a global array, of the ranks along the axes that `spec` names."""
+        """Return the blocks of a global array, of the ranks along the axes that `spec` names."""
         whole = tuple(slice(0, n) for n in shape)
         return Pieces.of((), whole, self.layout(shape).without_copies())
 
@@ -208,7 +208,7 @@ class NamedSharding:
         return dict(zip(self.mesh.axis_names, map(int, at), strict=True))
 
     def _rank(self, axes: Sequence[str], at: dict[str, int]) -> int:
-        """The rank in ``mesh.comm(axes)`` of the one at these coordinates."""
+        """Return the rank in ``mesh.comm(axes)`` of the one at these coordinates."""
         rank = 0
         for name in axes:
             rank = rank * self.mesh.shape[name] + at[name]
@@ -216,12 +216,12 @@ class NamedSharding:
 
 
 def is_sharding(x: Any) -> bool:
-    """Whether this is a leaf of a pytree of shardings."""
+    """Return whether this is a leaf of a pytree of shardings."""
     return x is None or isinstance(x, (PartitionSpec, NamedSharding))
 
 
 def as_sharding(op: str, given: Any, mesh: Mesh | None) -> NamedSharding:
-    """The sharding that a `PartitionSpec` is on a mesh, by default that of ``with mesh:``.
+    """Return the sharding that a `PartitionSpec` is on a mesh, by default that of ``with mesh:``.
 
     Raises:
         TypeError: if it is neither, or there is no mesh.

@@ -217,7 +217,7 @@ def _scan(tick: Callable[..., Any], carry: Any, ticks: int) -> Any:
 
 
 def _shift(x: Any, axis: str, by: int) -> Any:
-    """What the stage before (by 1), or after (by -1), has."""
+    """Return what the stage before (by 1), or after (by -1), has."""
     n = lax.axis_size(axis)
     pairs = [(k, k + by) for k in range(n) if 0 <= k + by < n]
     return jax.tree.map(lambda leaf: lax.ppermute(leaf, axis, pairs), x)
@@ -330,7 +330,7 @@ def batches(iterable: Iterable[T], comm: MPI.Intracomm | None = None) -> Iterato
     Args:
         iterable: this rank's batches, pytrees of arrays with a row per sample. Every rank must have
             at least one.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Yields:
         The batch and its weight: with it, the mean over ranks of ``weight * loss`` is the mean over
@@ -374,7 +374,7 @@ class Sampler:
         samples: number of samples of the data set.
         batch_size: number of samples of a batch of all ranks.
         seed: seed of the random order.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax

@@ -24,7 +24,7 @@ def argmax(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[ja
         x: array of shape ``S``, equal on all ranks, of booleans, integers or floats: the values.
         index: integer, or array of integers whose shape broadcasts to ``S``: what belongs to each
             value, such as its place in a global array. The same dtype on all ranks.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         tuple: the maximum, of the shape and dtype of ``x``, and its index, of the shape of ``x``
@@ -64,7 +64,7 @@ def argmin(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[ja
     Args:
         x: array of shape ``S``, equal on all ranks, of booleans, integers or floats: the values.
         index: integer, or array of integers whose shape broadcasts to ``S``.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         tuple: the minimum, and its index; the same on all ranks.
@@ -119,7 +119,8 @@ def _integers(name: str, index: Any) -> jax.Array:
 
 
 def _same(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Whether values are equal: by their bits, since XLA on CPUs takes denormals for zeros."""
+    """Return whether values are equal: by their bits, since XLA on CPUs takes denormals for
+    zeros."""
     if not jnp.issubdtype(x.dtype, np.floating):
         return x == y
     if x.dtype.itemsize < 2:  # all are normal numbers of float32

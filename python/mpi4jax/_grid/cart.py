@@ -114,7 +114,7 @@ def widths_of(op: str, comm: Comm, width: Any) -> list[tuple[int, int]]:
 def grid_of(
     op: str, cart: Any, axes: Any, width: Any, x: Any = None
 ) -> tuple[Comm, list[int | None], list[tuple[int, int]]]:
-    """The communicator, axes and widths of arguments, or of a :class:`mpi4jax.grids.Block`.
+    """Return the communicator, axes and widths of arguments, or of a :class:`mpi4jax.grids.Block`.
 
     Raises:
         ValueError: if an array of ``x`` does not have the shape of the block with its ghost cells.

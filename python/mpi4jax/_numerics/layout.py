@@ -151,18 +151,18 @@ class Layout:
         return tuple(d for d in range(len(self.grid)) if d not in used)
 
     def parts(self, axis: int) -> int:
-        """The number of blocks along an axis."""
+        """Return the number of blocks along an axis."""
         return math.prod(self.grid[d] for d in self.dimensions[axis])
 
     def ends(self, axis: int) -> tuple[int, ...]:
-        """Where the blocks along an axis begin, and where the last one ends."""
+        """Return where the blocks along an axis begin, and where the last one ends."""
         lengths = self.lengths[axis]
         if lengths is None:
             return _ends(self.shape[axis], self.parts(axis))
         return (0, *itertools.accumulate(lengths))
 
     def place(self, rank: int) -> tuple[tuple[int, ...], int]:
-        """The number of a rank's block along each axis, and that of its copy of it."""
+        """Return the number of a rank's block along each axis, and that of its copy of it."""
         at = []
         for n in reversed(self.grid):
             rank, k = divmod(rank, n)
@@ -178,7 +178,8 @@ class Layout:
         return tuple(map(number, self.dimensions)), number(self.free)
 
     def rank_of(self, part: Sequence[int], copy: int = 0) -> int:
-        """The rank of a block, from its numbers along the axes: the inverse of :meth:`place`."""
+        """Return the rank of a block, from its numbers along the axes: the inverse of
+        :meth:`place`."""
         at = [0] * len(self.grid)
         for dimensions, k in zip((*self.dimensions, self.free), (*part, copy), strict=True):
             for d in reversed(dimensions):
@@ -201,19 +202,21 @@ class Layout:
         return tuple(s.stop - s.start for s in self.block(rank))
 
     def of_shape(self, shape: Shape) -> Layout:
-        """The layout of an array of another shape, on the same ranks."""
+        """Return the layout of an array of another shape, on the same ranks."""
         same = zip(shape, self.shape, self.lengths, strict=True)
         lengths = [known if n == old else None for n, old, known in same]
         return Layout.on_grid(shape, self.grid, self.dimensions, lengths)
 
     def moved(self, axis: int, to: int) -> Layout:
-        """The layout in which an axis is whole, and another one is decomposed in its place."""
+        """Return the layout in which an axis is whole, and another one is decomposed in its
+        place."""
         each = [*self.dimensions]
         each[to], each[axis] = tuple(sorted((*each[to], *each[axis]))), ()
         return Layout.on_grid(self.shape, self.grid, each)
 
     def without_copies(self) -> Layout:
-        """The layout on those ranks whose coordinates along the free dimensions are the same."""
+        """Return the layout on those ranks whose coordinates along the free dimensions are the
+        same."""
         used = [d for d in range(len(self.grid)) if d not in self.free]
         each = [tuple(map(used.index, dimensions)) for dimensions in self.dimensions]
         return Layout.on_grid(self.shape, [self.grid[d] for d in used], each, self.lengths)

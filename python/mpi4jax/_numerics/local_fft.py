@@ -138,7 +138,7 @@ class _Local(NamedTuple):
         return self.incoming if self.transposed else self.outgoing
 
     def dtype(self, of: Any) -> Any:
-        """The dtype of the result."""
+        """Return the dtype of the result."""
         if self.length is None:
             return of
         to_real = self.inverse != self.transposed

@@ -237,7 +237,7 @@ def reproducible_sum(x: Any, axis: Any = None, comm: MPI.Intracomm | None = None
         x: array of any shape, another one on other ranks, also empty; of shape ``S`` without the
             axes that are summed. Or a pytree of such arrays.
         axis: axis or axes that are summed over, as well as the ranks; by default all.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         Array of shape ``S`` and the dtype of ``x`` (of what ``jnp.sum`` gives for integers and
