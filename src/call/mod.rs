@@ -8,7 +8,7 @@ mod stream;
 use smallvec::SmallVec;
 
 pub use self::envelope::{EagerCall, Envelope, Operand};
-pub use self::site::{Phase, Site};
+pub use self::site::{Checked, Phase, PreparedReduction, Site};
 pub use self::status::Status;
 pub use self::stream::Stream;
 use crate::error::{Cause, Error};

@@ -1,13 +1,13 @@
 //! An operation of a compiled program, before its buffers are known.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::envelope::{Envelope, Operand};
 use super::status::Status;
 use crate::comm::Comm;
 use crate::error::{Cause, Error};
-use crate::ops::{Extents, Forms, Halo, Op, Parts, Ragged, Reduction};
+use crate::ops::{Dtype, Extents, Forms, Halo, Op, Parts, Ragged, Reduction};
 
 /// Which part of an operation a program asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,6 +91,21 @@ pub struct Site {
     /// The user's source line.
     pub location: Box<str>,
     pub runs: Runs,
+    pub checked: OnceLock<Checked>,
+    pub reducer: OnceLock<PreparedReduction>,
+}
+
+/// Data type and number of elements of the operand and of the result, once a run has passed all checks. XLA gives an operation of a
+/// compiled program arrays of the same shapes each time, so later runs need no checks.
+pub type Checked = [Option<(Dtype, usize)>; 2];
+
+/// What MPI needs for the reduction of a site: its data type and operation, as numbers, and how many elements one item has.
+#[derive(Clone, Copy, Debug)]
+pub struct PreparedReduction {
+    pub of: Dtype,
+    pub datatype: usize,
+    pub op: usize,
+    pub width: usize,
 }
 
 impl Site {
@@ -118,6 +133,8 @@ impl Site {
             forms: Forms::default(),
             location: "".into(),
             runs: Runs::default(),
+            checked: OnceLock::new(),
+            reducer: OnceLock::new(),
         }
     }
 

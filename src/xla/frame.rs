@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::c_api::{self, CallFrame};
 use super::statuses;
-use crate::call::{Blocks, Call, EagerCall, Operand, Stream};
+use crate::call::{Blocks, Call, EagerCall, Envelope, Operand, Stream};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
 use crate::ops::{Buffer, Counts, Dtype, Extent, Extents, PACKED, Ragged};
@@ -51,6 +51,28 @@ unsafe fn without_tokens(buffers: &c_api::Buffers) -> &[*const c_api::Buffer] {
 }
 
 /// # Safety
+/// `buffer` is XLA's, and has this type and this number of elements.
+#[inline(always)]
+unsafe fn placed(buffer: &c_api::Buffer, dtype: Dtype, count: usize) -> Buffer {
+    // XLA may put an empty array at the address of another one. Where two addresses are equal, MPI takes the operation for one
+    // that is in place. So an empty array gets an address that no array has: that of its description.
+    let data = if count == 0 { (&raw const *buffer).cast_mut().cast() } else { buffer.data.cast() };
+    // SAFETY: promised by the caller.
+    unsafe { Buffer::new(data, dtype, count) }
+}
+
+/// The first buffer of one side, if that side has one: it has the type and the number of elements of an earlier run.
+///
+/// # Safety
+/// `buffers` is what XLA passed, for the same operation of a compiled program as in that run.
+#[inline(always)]
+unsafe fn again(buffers: &c_api::Buffers, known: Option<(Dtype, usize)>) -> Option<Buffer> {
+    let (dtype, count) = known?;
+    // SAFETY: promised by the caller: there is a buffer, as in the earlier run.
+    unsafe { Some(placed(&**buffers.buffers, dtype, count)) }
+}
+
+/// # Safety
 /// `buffer` is XLA's.
 #[inline(always)]
 unsafe fn read(buffer: *const c_api::Buffer) -> Result<Buffer, Cause> {
@@ -70,10 +92,7 @@ unsafe fn read(buffer: *const c_api::Buffer) -> Result<Buffer, Cause> {
             let dims = std::slice::from_raw_parts(buffer.dims, length(buffer.rank));
             return Err(Cause::Shape { dims: dims.into() });
         };
-        // XLA may put an empty array at the address of another one. Where two addresses are equal, MPI takes the operation for one
-        // that is in place. So an empty array gets an address that no array has: that of its description.
-        let data = if count == 0 { (&raw const *buffer).cast_mut().cast() } else { buffer.data.cast() };
-        Ok(Buffer::new(data, dtype, count))
+        Ok(placed(buffer, dtype, count))
     }
 }
 
@@ -181,6 +200,32 @@ pub unsafe fn fill<'a>(
     (others, counts): (&'a mut Blocks, &'a mut Counts),
 ) -> Result<Option<Buffer>, Error> {
     let site = call.site;
+    if let Some([send, recv]) = site.checked.get() {
+        // SAFETY: promised by the caller.
+        (call.send, call.recv) = unsafe { (again(&frame.args, *send), again(&frame.rets, *recv)) };
+        if let Some(&EagerCall::Run { envelope, status, .. }) = eager {
+            address(call, envelope, status)?;
+        }
+        return Ok(None);
+    }
+    // SAFETY: promised by the caller.
+    unsafe { fill_and_check(call, frame, transport, eager, start, (others, counts)) }
+}
+
+/// As `fill`, at the first run of a site, or at each run if what is to be checked differs between runs.
+///
+/// # Safety
+/// See `fill`.
+#[inline(never)]
+unsafe fn fill_and_check<'a>(
+    call: &mut Call<'a>,
+    frame: &CallFrame,
+    transport: &AnyTransport,
+    eager: Option<&EagerCall>,
+    start: Option<&RequestLayout>,
+    (others, counts): (&'a mut Blocks, &'a mut Counts),
+) -> Result<Option<Buffer>, Error> {
+    let site = call.site;
     let arrays = site.arrays();
     let (sent, received, learnt) = match (start, site.extents()) {
         (Some(layout), _) => (usize::from(layout.has_operand()), 1, 0),
@@ -226,22 +271,34 @@ pub unsafe fn fill<'a>(
     if start.is_none() {
         call.check()?;
     }
-    let envelope = match (eager, given) {
-        (Some(&EagerCall::Run { envelope, status, .. }), _) => {
-            call.status = statuses::checked(status).map_err(|cause| site.error(cause))?;
-            Some(envelope)
-        }
+    match (eager, given) {
+        (Some(&EagerCall::Run { envelope, status, .. }), _) => address(call, envelope, status)?,
         (None, Some(given)) => {
-            transport.read_envelope(&given, call.stream).map_err(|cause| site.error(cause))?
+            let read = transport.read_envelope(&given, call.stream);
+            if let Some(envelope) = read.map_err(|cause| site.error(cause))? {
+                address(call, envelope, 0)?;
+            }
         }
-        _ => None,
-    };
-    // The operand says the source, destination and tags of a message.
-    if let Some(envelope) = envelope.filter(|_| site.op.row().has_peer) {
+        _ => {}
+    }
+    let has_numbers = site.ragged.is_some() || site.operand == Operand::Peers || learnt > 0;
+    if start.is_none() && arrays == 1 && !has_numbers {
+        let known = |buffer: Option<Buffer>| buffer.map(|buffer| (buffer.dtype(), buffer.count()));
+        let _ = site.checked.set([known(call.send), known(call.recv)]);
+    }
+    Ok(handle)
+}
+
+/// Takes source, destination and tags of a message, and the address of the program's status, from an operand.
+fn address(call: &mut Call, envelope: Envelope, status: usize) -> Result<(), Error> {
+    if status != 0 {
+        call.status = statuses::checked(status).map_err(|cause| call.site.error(cause))?;
+    }
+    if call.site.op.row().has_peer {
         call.envelope = envelope;
         call.check_envelope(wildcards())?;
     }
-    Ok(handle)
+    Ok(())
 }
 
 /// The only result of a frame.

@@ -49,7 +49,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             }
             Op::Allreduce => {
                 let (send, recv) = (call.operand()?, call.result()?);
-                let by = Reducer::new(site.reduction, send.dtype())?;
+                let by = Reducer::of(site, send.dtype())?;
                 by.in_pieces(recv, (send_or_in_place(send, recv), recv.data()), |from, to, n| {
                     either!(MPI_Allreduce | MPI_Iallreduce(from, to, n, by.datatype, by.op, comm))
                 })
@@ -92,7 +92,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             }
             Op::Reduce => {
                 let send = call.operand()?;
-                let by = Reducer::new(site.reduction, send.dtype())?;
+                let by = Reducer::of(site, send.dtype())?;
                 let (from, to) = if site.is_root() {
                     let recv = call.result()?;
                     (send_or_in_place(send, recv), recv.data())
@@ -106,7 +106,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             }
             Op::ReduceScatter | Op::ReduceScatterv => {
                 let (send, recv) = (call.operand()?, call.result()?);
-                let by = Reducer::new(site.reduction, send.dtype())?;
+                let by = Reducer::of(site, send.dtype())?;
                 let (t, op) = (by.datatype, by.op);
                 let from = || send_or_in_place(send, recv);
                 if site.op == Op::ReduceScatter && by.takes_whole(recv) {
@@ -141,7 +141,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             }
             Op::Exscan | Op::Scan => {
                 let (send, recv) = (call.operand()?, call.result()?);
-                let by = Reducer::new(site.reduction, send.dtype())?;
+                let by = Reducer::of(site, send.dtype())?;
                 let (t, op) = (by.datatype, by.op);
                 let reversed = site.reverse.then(|| reversed(site)).transpose()?;
                 let comm = reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());

@@ -139,7 +139,7 @@ impl Posted {
 /// `operands` are as large as `recv` for each rank, and `recv` is used by nothing else.
 unsafe fn scan_from_the_last(call: &Call, mut operands: Vec<u8>, recv: &Buffer) -> Result<(), Cause> {
     let site = call.site;
-    let by = Reducer::new(site.reduction, recv.dtype())?;
+    let by = Reducer::of(site, recv.dtype())?;
     let first = site.comm.rank as usize + usize::from(site.op == Op::Exscan);
     for rank in first..site.comm.size as usize {
         // SAFETY: promised by the caller.

@@ -7,12 +7,12 @@ use std::sync::OnceLock;
 use mpi::ffi::{self, MPI_Datatype, MPI_Op};
 
 use super::span::count_limit;
+use crate::call::{PreparedReduction, Site};
 use crate::error::Cause;
 use crate::mpilib::{check, handle, handle_value, in_place};
 use crate::ops::{self, Buffer, Builtin, Class, Dtype, Reduction};
 
 /// Whether MPI calls us back to reduce, with pointers that the processor has to reach.
-#[inline(always)]
 pub fn is_ours(builtin: Builtin, dtype: Dtype) -> bool {
     match (builtin, dtype.class()) {
         (Builtin::Minloc | Builtin::Maxloc, _) => true,
@@ -39,8 +39,27 @@ pub struct Reducer {
 }
 
 impl Reducer {
+    /// That of a site, whose operands have this type. Found at its first run.
     #[inline(always)]
-    pub fn new(reduction: Option<Reduction>, dtype: Dtype) -> Result<Self, Cause> {
+    pub fn of(site: &Site, dtype: Dtype) -> Result<Self, Cause> {
+        match site.reducer.get() {
+            // SAFETY: handles of `new`.
+            Some(it) if it.of == dtype => {
+                Ok(unsafe { Self { datatype: handle(it.datatype), op: handle(it.op), width: it.width } })
+            }
+            _ => Self::prepare(site, dtype),
+        }
+    }
+
+    #[cold]
+    fn prepare(site: &Site, dtype: Dtype) -> Result<Self, Cause> {
+        let new = Self::new(site.reduction, dtype)?;
+        let (datatype, op) = (handle_value(new.datatype), handle_value(new.op));
+        let _ = site.reducer.set(PreparedReduction { of: dtype, datatype, op, width: new.width });
+        Ok(new)
+    }
+
+    fn new(reduction: Option<Reduction>, dtype: Dtype) -> Result<Self, Cause> {
         let builtin = match reduction {
             None => return Err(Cause::Reduction { expected: true }),
             // SAFETY: registered as the handle of an MPI_Op.
@@ -55,7 +74,6 @@ impl Reducer {
         if is_ours(builtin, dtype) { Self::ours(builtin, dtype) } else { Self::native(builtin, dtype) }
     }
 
-    #[inline(always)]
     fn native(builtin: Builtin, dtype: Dtype) -> Result<Self, Cause> {
         // MPI's logical type has the logical operations only; on values 0 and 1 the integer ones do the rest.
         let logical = matches!(builtin, Builtin::Land | Builtin::Lor | Builtin::Lxor);
@@ -82,7 +100,6 @@ impl Reducer {
     }
 
     /// A reduction of `ops::combine`.
-    #[inline(always)]
     fn ours(builtin: Builtin, dtype: Dtype) -> Result<Self, Cause> {
         let (datatype, op) = Self::known(builtin, dtype)?;
         let width = if has_pairs(builtin) { 2 } else { 1 };
