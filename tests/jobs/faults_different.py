@@ -76,8 +76,8 @@ FAULTS = {
         "wait(jax.jit(f)(jnp.ones(3)))",
         (
             DIFFERENT,
-            rf"rank 0: allreduce #1 \(SUM, 3 x .*:{FIRST_LINE + 4}$",
-            rf"rank 1: allreduce #1 \(MAX, 3 x .*:{FIRST_LINE + 3}$",
+            rf"rank 0: allreduce #1 \(SUM, 3 x .*:{FIRST_LINE + 4}\n",
+            rf"rank 1: allreduce #1 \(MAX, 3 x .*:{FIRST_LINE + 3}\n",
         ),
         env=CHECK,
     ),

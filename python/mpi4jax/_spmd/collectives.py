@@ -163,8 +163,10 @@ _CASTS = [
 ]
 
 
-_STARTED = ("reduce_scatter", "all_to_all", "ppermute", "pbroadcast", "unreduced_psum")
-_STARTED += ("unreduced_reduce_scatter",)
+_STARTED = (
+    *("reduce_scatter", "all_to_all", "ppermute", "pbroadcast"),
+    *("unreduced_psum", "unreduced_reduce_scatter"),
+)
 
 # Those that take many operands, which then are one message; and whether they communicate.
 MANY = {
