@@ -252,7 +252,7 @@ class Lowering:
         return self.local(converted.to, wire, carried), wire
 
     def from_wire(self, op: str | None, y: Any, aval: Any) -> Any:
-        """A result of the call of ``op`` as one of the type that the program has."""
+        """Return a result of the call of ``op`` as one of the type that the program has."""
         wire, converted = self.wire(op, aval)
         if converted is not None:
             carried = carrier(aval, True)
@@ -260,12 +260,12 @@ class Lowering:
         return self.convert((y, wire), aval)[0]
 
     def reduction_on_wire(self, op: str | None, operands: Sequence[Operand]) -> Params:
-        """The reduction of a call, where it is another one than the program's."""
+        """Return the reduction of a call, where it is another one than the program's."""
         converted = self.wire(op, operands[0][1])[1] if operands else None
         return {"reduction": converted.reduction} if converted else {}
 
     def may_gather(self, aval: Any) -> bool:
-        """Whether a prefix reduction of a block gathers the blocks of all ranks."""
+        """Return whether a prefix reduction of a block gathers the blocks of all ranks."""
         p = self.p
         if not self.reduces(self.spec.name) or p.get("operand") == "call":
             return False
@@ -277,7 +277,7 @@ class Lowering:
         )
 
     def gathered(self, op: str, operand: Operand, reverse: bool = False) -> Any:
-        """A prefix reduction by XLA, of the blocks of all ranks."""
+        """Return a prefix reduction by XLA, of the blocks of all ranks."""
         comm, aval, name = self.p["comm"], operand[1], self.p["reduction"].name
         blocks = aval.update(shape=(comm.size, *aval.shape))
         (all_of_them,) = self.call("allgather", operand, out=[blocks], in_place=False)

@@ -41,12 +41,13 @@ class Converted:
 
 
 def are_on_stream(on_gpu: bool) -> bool:
-    """Whether NCCL carries reductions."""
+    """Return whether NCCL carries reductions."""
     return on_gpu and _native.select_transports([])[1][0] == "nccl"
 
 
 def converted(reduction: str, dtype: Any, ranks: int) -> Converted | None:
-    """The reduction that NCCL has for one that it lacks; None if NCCL has this one, or none."""
+    """Return the reduction that NCCL has for one that it lacks; None if NCCL has this one, or
+    none."""
     dtype = np.dtype(dtype)
     back = lambda y: y.astype(dtype)  # noqa: E731
     is_float, is_bool = jnp.issubdtype(dtype, np.floating), dtype == np.bool_
@@ -116,7 +117,7 @@ def can_gather(reduction: str, dtype: Any, elements: int, ranks: int) -> bool:
 
 
 def folded(reduction: str, blocks: Any, rank: int, *, is_exclusive: bool, reverse: bool) -> Any:
-    """The prefix reduction on a rank of the blocks of all ranks, along the first axis."""
+    """Return the prefix reduction on a rank of the blocks of all ranks, along the first axis."""
     blocks = blocks[rank + is_exclusive :] if reverse else blocks[: rank + 1 - is_exclusive]
     # An exclusive one gives zeros where there is nothing to reduce. Not `jnp.sum`, which adds zero.
     if not blocks.shape[0]:

@@ -108,7 +108,8 @@ class BlockTrace(core.Trace):  # type: ignore[misc]
     def _by_equations(
         self, args: Any, bind: Callable[..., Any], fun: Any = None, rule: Any = None
     ) -> list[Block]:
-        """The results of what is no primitive of its operands alone: its equations, evaluated."""
+        """Return the results of what is no primitive of its operands alone: its equations,
+        evaluated."""
         traced = traces.trace_python(lambda *xs: list(bind(core.trace_ctx.trace, xs)), args)
         consts, values = ([self.value(x) for x in xs] for xs in (traced.consts, args))
         with self.outside.again():
@@ -169,7 +170,7 @@ class Evaluation:
 
 
 def _is_array(y: Any) -> bool:
-    """Whether JAX has a type for a result. Otherwise it raises its error."""
+    """Return whether JAX has a type for a result. Otherwise it raises its error."""
     try:
         jax.typeof(y)
     except TypeError:

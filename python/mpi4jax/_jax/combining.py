@@ -38,7 +38,7 @@ class _Group:
         self.before: set[int] = set()
 
     def equation(self, same: dict[Any, Any]) -> JaxprEqn:
-        """All of them. Of an operand that several have, there is one result: in ``same``."""
+        """Return all of them. Of an operand that several have, there is one result: in ``same``."""
         if len(self.members) == 1:
             return self.members[0]
         results: dict[Any, Any] = {}
@@ -56,7 +56,7 @@ def combined(
     communicates: Callable[[JaxprEqn], bool],
     limit: int = LIMIT,
 ) -> tuple[Sequence[JaxprEqn], dict[Any, Any]]:
-    """The equations of a function, where collectives are combined.
+    """Return the equations of a function, where collectives are combined.
 
     Args:
         jaxpr: the function.
@@ -154,7 +154,8 @@ def _joins(
 def _ordered(
     eqns: Sequence[JaxprEqn], group_of: dict[int, _Group]
 ) -> tuple[list[JaxprEqn], dict[Any, Any]]:
-    """The equations, each group in its place, and behind it what has waited for its results."""
+    """Return the equations, each group in its place, and behind it what has waited for its
+    results."""
     out: list[JaxprEqn] = []
     same: dict[Any, Any] = {}
     missing: set[Any] = set()  # variables that are made later

@@ -65,7 +65,7 @@ def inner_jaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[Any]:
-    """All equations of a function, and of the functions inside."""
+    """Yield all equations of a function, and of the functions inside."""
     for eqn in jaxpr.eqns:
         yield eqn
         for _, inner in inner_jaxprs(eqn.params):

@@ -272,7 +272,7 @@ class Rewriter:
         return {**params, "call_jaxpr": call_jaxpr, "jvp_jaxpr_fun": new_rule}
 
     def _kind(self, eqn: Any) -> tuple[Any, bool] | None:
-        """What equations of collectives have alike that are combined."""
+        """Return what equations of collectives have alike that are combined."""
         communicates = self.many.get(eqn.primitive.name)
         dtypes = {v.aval.dtype for v in eqn.invars} if communicates is not None else ()
         if communicates is None or len(dtypes) != 1:
@@ -293,7 +293,7 @@ class Rewriter:
         )
 
     def _predicate_varies(self, eqn: Any) -> frozenset[str]:
-        """The axes along which ranks may take other branches of an equation, or other turns.
+        """Return the axes along which ranks may take other branches of an equation, or other turns.
 
         Raises:
             ValueError: a collective inside runs over one of them.
@@ -337,7 +337,7 @@ class Rewriter:
         return self._vary({"axes": rest}, xs) if rest else xs
 
     def _varied(self, eqn: Any, ins: list[Any], axes: frozenset[str]) -> list[Any]:
-        """The operands of an equation, varying over the axes, too."""
+        """Return the operands of an equation, varying over the axes, too."""
         rest = [axes - compat.varying_axes(v.aval) for v in eqn.invars]
         return [
             self._vary({"axes": tuple(sorted(names))}, [x])[0] if names else x
@@ -368,7 +368,7 @@ class Rewriter:
         return made
 
     def bound(self, eqn: Any, ins: list[Any]) -> Sequence[Any]:
-        """The results of an equation inside, on values outside."""
+        """Return the results of an equation inside, on values outside."""
         primitive, params = eqn.primitive, eqn.params
         collective = self.collectives.get(primitive.name)
         if collective is not None:

@@ -254,7 +254,7 @@ def let_call_again(fun: lu.WrappedFun) -> None:
 
 
 def was_called(fun: Any) -> bool:
-    """Whether a function of JAX's has stored its auxiliary outputs."""
+    """Return whether a function of JAX's has stored its auxiliary outputs."""
     stores = (getattr(store, "_store", store) for store in getattr(fun, "stores", ()))
     return any(stores)
 

@@ -1,4 +1,4 @@
-"""Lines that the report of an uncaught exception adds where its words do not show the mistake."""
+"""Advice in the report of an uncaught exception whose message does not show the mistake."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType, TracebackType
 
 
 def _takes_tokens(frame: FrameType) -> bool:
-    """Whether the code of a frame names functions of a plain ``import mpi4jax``."""
+    """Return whether the code of a frame uses functions of a plain ``import mpi4jax``."""
     package, code = sys.modules["mpi4jax"], frame.f_code
     if not hasattr(package.allreduce, "__wrapped__"):  # MPI4JAX_NOTOKEN=1
         return False

@@ -1,4 +1,4 @@
-"""Processes that a rank's ``multiprocessing`` starts are no ranks.
+"""Keep worker processes of ``multiprocessing`` from being mistaken for ranks.
 
 A data loader's workers import the program once more, and MPI with it. With the launcher's
 variables they would be this rank a second time, and wreck its job: so they do without, and MPI in
@@ -22,7 +22,10 @@ _FIRST = (
 
 
 def install() -> None:
-    """Has effect on the start methods ``spawn`` and ``forkserver``: a forked child has no MPI."""
+    """Install the hook for the start methods ``spawn`` and ``forkserver``.
+
+    A forked child has no MPI.
+    """
     original = multiprocessing.util.spawnv_passfds
 
     def spawn(path: Any, args: Sequence[Any], passfds: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The environment variables of mpi4jax: which there are, and which values they take.
+"""The environment variables of mpi4jax, and the values that they accept.
 
 Empty is unset. All are checked at import: a wrong value would otherwise show where it is first
 used, on some ranks, or not at all.
@@ -34,7 +34,7 @@ def _seconds(zero: str) -> Rule:
 
 
 def _anything(value: str) -> None:
-    """Also of what the core checks, whose words say more: transports depend on each other."""
+    """Accept any value: the core checks it, with a better message."""
 
 
 _SWITCH = _one_of(*FALSE, *TRUE)
@@ -67,15 +67,15 @@ _OTHERS = (
 
 
 def get(name: str) -> str:
-    """The value of a variable; ``""`` if it is unset, or empty."""
+    """Return the value of a variable, or ``""`` if it is unset or empty."""
     return os.environ.get(name, "").strip()
 
 
 def check(name: str) -> str:
-    """The value of a variable.
+    """Return the value of a variable.
 
     Raises:
-        ValueError: it takes no such value.
+        ValueError: if the variable does not accept the value.
     """
     value = get(name)
     if value and (expected := RULES[name](value)):
@@ -84,16 +84,16 @@ def check(name: str) -> str:
 
 
 def switch(name: str, default: bool = False) -> bool:
-    """Whether a variable is set to 1, in whatever word."""
+    """Return whether a variable is set to 1 or a word for it."""
     value = check(name).lower()
     return value in TRUE if value else default
 
 
 def check_all() -> list[str]:
-    """Check all variables, and return what is to be said of those that do not exist.
+    """Check all variables, and return warnings about unknown ones.
 
     Raises:
-        ValueError: one has a wrong value.
+        ValueError: if a variable has a wrong value.
     """
     for name in RULES:
         check(name)

@@ -65,7 +65,7 @@ class Call(NamedTuple):
 
 
 def call(op: str, arrays: tuple[Any, ...], params: Params, counts: tuple[Any, ...] = ()) -> Any:
-    """What the function of an op returns: a :class:`Call`, which `define` has run."""
+    """Return what the function of an op returns: a :class:`Call`, which `define` has run."""
     return Call(op, arrays, params, counts)
 
 

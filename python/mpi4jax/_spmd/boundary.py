@@ -16,7 +16,8 @@ _MOST = 160  # characters
 
 
 def boundary_of(name: str, args: Any, specs: Sequence[Any]) -> str:
-    """A function with its arguments: ``step([0]['w']: float32[3] P(), [1]: float32[8] P('i'))``."""
+    """Return a function with its arguments: ``step([0]['w']: float32[3] P(), [1]: float32[8]
+    P('i'))``."""
     leaves = jax.tree_util.tree_flatten_with_path(args)[0]
     words = [
         f"{jax.tree_util.keystr(path)}: {_short(x)} {spec}"

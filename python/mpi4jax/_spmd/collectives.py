@@ -1,4 +1,4 @@
-"""The collectives of `jax.lax`, by operations of this package.
+"""The collectives of `jax.lax`, implemented by operations of this package.
 
 Each is an operation *and* a type. `varying` values are each rank's own, with a cotangent of its
 own; `invariant` ones are one global value, with one cotangent, as results of allreduce, allgather
@@ -46,7 +46,7 @@ Params = dict[str, Any]
 
 
 class Reduction(NamedTuple):
-    """Over ranks, and over axes of an array."""
+    """A reduction over ranks, and over axes of an array."""
 
     op: MPI.Op
     local: Callable[[Any, tuple[int, ...]], Any]
@@ -73,15 +73,15 @@ class Group:
         self._from_comm = [ranks.index(r) for r in self.order]
 
     def from_comm(self, x: Any) -> Any:
-        """Blocks in the order of the communicator's ranks, in JAX's."""
+        """Reorder blocks from the order of the communicator's ranks to JAX's order."""
         return _take(x, self._from_comm)
 
     def to_comm(self, x: Any) -> Any:
-        """Blocks in JAX's order, in that of the communicator's ranks."""
+        """Reorder blocks from JAX's order to the order of the communicator's ranks."""
         return _take(x, self._to_comm)
 
     def exchanged(self, blocks: Any) -> Any:
-        """A block for each rank; those that come from each."""
+        """Send a block to each rank; return the blocks received from each."""
         blocks = self.to_comm(blocks)
         if self.is_part:
             counts = [int(r in self.order) for r in range(self.comm.size)]
@@ -91,8 +91,11 @@ class Group:
         return self.from_comm(blocks)
 
     def gathered(self, xs: list[Any]) -> list[Any]:
-        """The arrays of all, which each rank uses in its own way: of reduce_scatter the transpose,
-        whose own is reduce_scatter again, and not an allreduce of all blocks."""
+        """Gather the arrays of all ranks as a varying value.
+
+        By the transpose of reduce_scatter, whose own transpose is reduce_scatter again, and not an
+        allreduce of all blocks.
+        """
         if self.is_part:
             return [self.exchanged(jnp.broadcast_to(x, (self.size, *x.shape))) for x in xs]
         if not all(map(has_derivative, xs)):
@@ -106,13 +109,13 @@ class Group:
         return [self.from_comm(y) for y in bind_trees(spec, (xs,), {**spec.defaults, **p})]
 
     def scattered_sums(self, blocks: list[Any]) -> list[Any]:
-        """The sums of all ranks' blocks for this one."""
+        """Return the sums of all ranks' blocks for this one."""
         if self.is_part:
             return [SUM.local(self.exchanged(x), (0,)) for x in blocks]
         return list(ops.reduce_scatter([*map(self.to_comm, blocks)], MPI.SUM, comm=self.comm))
 
     def reduced(self, by: Reduction, xs: list[Any], is_invariant: bool) -> list[Any]:
-        """Sums, or extrema; not `is_invariant`, each rank uses them in its own way."""
+        """Return sums or extrema; unless `is_invariant`, as varying values."""
         if self.is_part:
             return [by.local(y, (0,)) for y in self.gathered(xs)]
         if self.size > 1:
@@ -120,7 +123,7 @@ class Group:
         return xs if is_invariant else self.varying(xs)
 
     def varying(self, xs: list[Any]) -> list[Any]:
-        """What each rank uses in its own way: `pvary`."""
+        """Return varying values: `pvary`."""
         if self.size == 1:
             return xs
         differentiable = [x for x in xs if has_derivative(x)]
@@ -128,7 +131,7 @@ class Group:
         return [next(varied) if has_derivative(x) else x for x in xs]
 
     def _allreduce(self, xs: list[Any], op: MPI.Op) -> list[Any]:
-        """In one message for each dtype."""
+        """Reduce with one collective for each dtype."""
         reduction = as_reduction("allreduce", op)
         p = {"comm": as_comm("allreduce", self.comm), "reduction": reduction, "adjoint": False}
         spec = SPECS["allreduce"]
@@ -145,13 +148,13 @@ def _take(x: Any, order: Sequence[int]) -> Any:
 
 
 def _split(x: Any, axis: int, n: int) -> Any:
-    """A block for each rank in front, of those that an axis is made of."""
+    """Split an axis into blocks, one for each rank along a new first axis."""
     x = x.reshape(*x.shape[:axis], n, x.shape[axis] // n, *x.shape[axis + 1 :])
     return jnp.moveaxis(x, axis, 0)
 
 
 def _join(x: Any, axis: int) -> Any:
-    """The blocks in front, one behind the other along an axis."""
+    """Concatenate the blocks of the first axis along another axis."""
     x = jnp.moveaxis(x, 0, axis)
     shape = x.shape
     return x.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
@@ -181,14 +184,14 @@ LOCAL = frozenset({"pvary", "preduced", "axis_index", *_CASTS})
 
 
 class Collectives:
-    """What evaluates the collectives over the axes of a mesh."""
+    """The evaluation of collectives over the axes of a mesh."""
 
     def __init__(self, mesh: Mesh, axes: frozenset[str], check_vma: bool, boundary: str):
         self.mesh, self.axes, self.check_vma, self.boundary = mesh, axes, check_vma, boundary
         self._groups: dict[Any, Group] = {}
 
     def table(self) -> dict[str, Callable[[Params, list[Any]], Sequence[Any]]]:
-        """By the names of JAX's primitives."""
+        """Return the table, by the names of JAX's primitives."""
         found: Params = {
             "psum": functools.partial(self.reduced, SUM),
             "psum_invariant": functools.partial(self.reduced, SUM),
@@ -296,11 +299,11 @@ class Collectives:
         return [output.at[places].set(got, mode="drop")]
 
     def enter(self, x: Any, spec: Any) -> Any:
-        """An operand of the whole function; it is one value along the axes that cut it not."""
+        """Return an operand of the function, invariant along the axes that do not shard it."""
         return x if self.check_vma else self.vary(x, self.unmentioned(spec))
 
     def leave(self, y: Any, spec: Any) -> Any:
-        """A result; all ranks along such an axis have one share each of its cotangent."""
+        """Return a result; all ranks along such an axis share its cotangent."""
         axes = () if self.check_vma else self.unmentioned(spec)
         n = int(np.prod([self.mesh.shape[axis] for axis in axes]))
         return y if n == 1 or not has_derivative(y) else _share(y, n)
@@ -316,20 +319,21 @@ class Collectives:
 
 
 def mentioned(spec: Any) -> list[str]:
-    """The axes of a `PartitionSpec`."""
+    """Return the axes of a `PartitionSpec`."""
     return [name for entry in spec for name in names_of(entry)]
 
 
 def names_of(entry: Any) -> tuple[str, ...]:
-    """The axes that one axis of an array is cut along."""
+    """Return the mesh axes along which one axis of an array is sharded."""
     if entry is None:
         return ()
     return tuple(entry) if isinstance(entry, (tuple, list)) else (entry,)
 
 
 def _rows(offsets: Any, sizes: Any, capacity: int) -> tuple[Any, Any]:
-    """Where each of ``capacity`` rows of pieces that lie one behind the other is, and whether it is
-    a row of one."""
+    """Return where each of ``capacity`` rows of consecutive pieces is, and whether it belongs to
+    one.
+    """
     ends = jnp.cumsum(sizes)
     row = jnp.arange(capacity, dtype=ends.dtype)
     piece = jnp.searchsorted(ends, row, side="right").clip(0, len(sizes) - 1)
@@ -337,5 +341,5 @@ def _rows(offsets: Any, sizes: Any, capacity: int) -> tuple[Any, Any]:
 
 
 def _share(y: Any, n: int) -> Any:
-    """The identity, whose transpose divides."""
+    """Return the value unchanged; the transpose divides."""
     return jax.custom_derivatives.linear_call(lambda _, y: y, lambda _, c: c / n, (), y)

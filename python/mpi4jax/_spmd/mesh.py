@@ -33,7 +33,7 @@ class Mesh:
             them may be -1, which stands for the remaining ranks. By default the dimensions of a
             Cartesian communicator, or one axis of all ranks.
         axis_names: a name for each axis, by default ``"i"``.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
         axis_types: as in `jax.make_mesh`; all are ``AxisType.Auto``.
 
     Raises:
@@ -210,7 +210,7 @@ class Mesh:
 
 
 def current() -> Mesh | None:
-    """The mesh of the innermost ``with`` statement of this thread."""
+    """Return the mesh of the innermost ``with`` statement of this thread."""
     meshes = getattr(_current, "meshes", None)
     return meshes[-1] if meshes else None
 

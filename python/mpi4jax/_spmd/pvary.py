@@ -1,4 +1,4 @@
-"""What each rank uses in its own way: the identity, whose transpose is a sum over ranks.
+"""pvary: the identity, whose transpose is a sum over ranks.
 
 It is no op: where nothing is differentiated, there is nothing to keep. `shard_map` inserts it at
 constants, too, in functions that do not communicate otherwise.

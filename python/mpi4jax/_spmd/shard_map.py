@@ -70,22 +70,23 @@ def shard_map(
     """Run a function written for `jax.shard_map` on the ranks of a communicator.
 
     ``f`` uses the collectives of `jax.lax` (`psum`, `all_gather`, `ppermute`, ...) over the axes of
-    ``mesh``, and operations of mpi4jax. JAX traces it with all its checks: of which values vary
-    over an axis, it inserts `pvary` itself, and an ``out_specs`` that promises more than is known
-    is an error.
+    ``mesh``, and operations of mpi4jax. JAX traces it with all its checks: it infers which values
+    vary over an axis, and refuses an ``out_specs`` that promises more than it can infer.
 
-    What differs from `jax.shard_map`: arguments and results are this rank's *blocks*, and no global
-    arrays. All blocks have the same shape on all ranks; operations without that requirement are
+    In contrast to `jax.shard_map`, arguments and results are this rank's *blocks*, and there are no
+    global arrays. Blocks have the same shape on all ranks. Operations without this requirement are
     :func:`mpi4jax.notoken.allgatherv`, :func:`mpi4jax.notoken.alltoallv` and their kind.
 
     Args:
         f: function of arrays or pytrees; if None, a decorator is returned.
         mesh: :class:`mpi4jax.Mesh`; by default that of the innermost ``with mesh:``.
         in_specs: a `PartitionSpec` for each argument, or a pytree of them that is a prefix of the
-            arguments. An axis that is named cuts the array; what is not cut is equal on all ranks.
-        out_specs: the same of the results.
-        axis_names: as in `jax.shard_map`, the axes that ``f`` uses and that cut arrays; by default
-            all. Ranks along another axis do the same, but in a `shard_map` inside over that axis.
+            arguments. Named axes shard the array; an array that is not sharded is equal on all
+            ranks.
+        out_specs: likewise for the results.
+        axis_names: as in `jax.shard_map`, the axes that ``f`` uses and that shard arrays; by
+            default all. Along the other axes all ranks compute the same values, except inside a
+            nested `shard_map` over those axes.
         check_vma: whether JAX checks which values vary over which axes. Without it, derivatives of
             replicated values are as those of `jax.shard_map` without it.
 
@@ -94,8 +95,8 @@ def shard_map(
 
     Raises:
         TypeError: if ``mesh`` is not a :class:`mpi4jax.Mesh`.
-        NotImplementedError: a collective that has no counterpart; it names it, and its line.
-        ValueError, TypeError: those of `jax.shard_map`.
+        NotImplementedError: if a collective has no counterpart. The error names it and its line.
+        ValueError, TypeError: as for `jax.shard_map`.
 
     Example:
         >>> import jax, jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -218,7 +219,7 @@ class _World:
         )
 
     def evaluation(self) -> blocks.Evaluation:
-        """What evaluates a function equation by equation."""
+        """Return what evaluates a function equation by equation."""
 
         def step(eqn: Any, ins: list[Any]) -> Sequence[Any]:
             with manual.inside(None):
@@ -229,7 +230,7 @@ class _World:
         return blocks.Evaluation(step, self.rewriter.check_vma, f"At {{{where}}}")
 
     def staged(self, name: str, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
-        """The results of what JAX has traced, rewritten."""
+        """Return the results of what JAX has traced, rewritten."""
 
         def step(eqn: Any, ins: list[Any]) -> list[Any]:
             if eqn.primitive is not named_axes.shard_map_p:
@@ -252,7 +253,7 @@ class _World:
 
 
 def _world(mesh: Mesh, axes: frozenset[str], check_vma: bool, boundary: str) -> _World:
-    """One for equal functions: what it has rewritten is compiled once."""
+    """Return one for equal functions: what it has rewritten is compiled once."""
     worlds = vars(mesh).setdefault("_worlds", {})
     found = worlds.get((axes, check_vma, boundary))
     if found is None:
@@ -263,7 +264,7 @@ def _world(mesh: Mesh, axes: frozenset[str], check_vma: bool, boundary: str) -> 
 
 
 def _axes_of_ops(mesh: Mesh, axes: frozenset[str], check_vma: bool) -> manual.Axes:
-    """The mesh, as operations of this package need it."""
+    """Return the mesh as operations of this package need it."""
     if not check_vma:  # nothing is followed, and everything is each rank's own
         return manual.Axes(lambda comm: None, frozenset(), frozenset())
 
@@ -277,8 +278,10 @@ def _axes_of_ops(mesh: Mesh, axes: frozenset[str], check_vma: bool) -> manual.Ax
 def _nested(
     rewriter: rewriting.Rewriter, collectives: Collectives, p: dict[str, Any], ins: list[Any]
 ) -> list[Any]:
-    """A `shard_map` inside: of operands that are whole along its axes, each rank takes its block;
-    results are gathered."""
+    """Evaluate a nested `shard_map`.
+
+    Each rank takes its block of operands that are whole along its axes, and results are gathered.
+    """
 
     def cut(x: Any, spec: Any) -> Any:
         for axis, entry in enumerate(spec):
@@ -306,7 +309,7 @@ def _nested(
 
 
 def _whole_arrays(mesh: Mesh, specs: Any, args: Any) -> tuple[list[Any], Any]:
-    """The specs of the leaves, and the types of the global arrays whose blocks these are."""
+    """Return the specs of the leaves, and the types of the global arrays whose blocks these are."""
 
     def whole(x: Any, spec: Any) -> Any:
         aval = jax.typeof(x)
