@@ -15,20 +15,15 @@ use crate::sync::lock;
 static ENDING: AtomicBool = AtomicBool::new(false);
 /// The program had attached attributes to `MPI_COMM_SELF` before we did.
 static HAS_EARLIER: AtomicBool = AtomicBool::new(false);
-/// MPI deletes the attributes of `MPI_COMM_WORLD`, after those of `MPI_COMM_SELF`.
-static DELETES_WORLDS: AtomicBool = AtomicBool::new(false);
-
 /// What happens at the beginning of `MPI_Finalize`.
 struct AtFinalize {
     is_told: bool,
     first: Vec<Box<dyn FnOnce() + Send>>,
     functions: Vec<fn()>,
-    /// After the delete functions that come after ours.
-    last: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 static AT_FINALIZE: Mutex<AtFinalize> =
-    Mutex::new(AtFinalize { is_told: false, first: Vec::new(), functions: Vec::new(), last: Vec::new() });
+    Mutex::new(AtFinalize { is_told: false, first: Vec::new(), functions: Vec::new() });
 
 fn functions_at_finalize() -> MutexGuard<'static, AtFinalize> {
     lock(&AT_FINALIZE)
@@ -53,12 +48,6 @@ impl AtFinalize {
             check("MPI_Comm_create_keyval", code)?;
             if has_attributes(key)? {
                 HAS_EARLIER.store(true, Ordering::Relaxed);
-                let mut last = 0;
-                let code =
-                    ffi::MPI_Comm_create_keyval(Some(no_copy), Some(deletes_worlds), &mut last, null_mut());
-                check("MPI_Comm_create_keyval", code)?;
-                let code = ffi::MPI_Comm_set_attr(ffi::RSMPI_COMM_WORLD, last, null_mut());
-                check("MPI_Comm_set_attr", code)?;
             }
             check("MPI_Comm_set_attr", ffi::MPI_Comm_set_attr(ffi::RSMPI_COMM_SELF, key, null_mut()))?;
         }
@@ -98,11 +87,6 @@ pub fn are_others_deleted_last() -> bool {
     HAS_EARLIER.load(Ordering::Relaxed)
 }
 
-/// Whether those have been called, in `MPI_Finalize`: Open MPI has then "finalized", and MPICH goes on with `MPI_COMM_WORLD`.
-pub fn are_others_deleted() -> bool {
-    !are_others_deleted_last() || DELETES_WORLDS.load(Ordering::Relaxed) || !is_running()
-}
-
 /// Calls a function at the beginning of `MPI_Finalize`, before those that were named earlier. Without MPI, never.
 pub fn at_finalize(function: fn()) -> Result<(), Cause> {
     let mut at_finalize = functions_at_finalize();
@@ -121,29 +105,12 @@ pub fn first_at_finalize(function: Box<dyn FnOnce() + Send>) -> Result<(), Cause
     at_finalize.be_told()
 }
 
-/// Calls a function in `MPI_Finalize` when others' delete functions have been called, while MPI still communicates. Gives it back
-/// where no such moment is known: Open MPI deletes the attributes of `MPI_COMM_WORLD` when it does not communicate any more.
-pub fn after_others(function: Box<dyn FnOnce() + Send>) -> Option<Box<dyn FnOnce() + Send>> {
-    if is_open_mpi() || !are_others_deleted_last() {
-        return Some(function);
-    }
-    functions_at_finalize().last.push(function);
-    None
-}
-
 unsafe extern "C" fn finalizes(_: MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_void) -> c_int {
     let first = std::mem::take(&mut functions_at_finalize().first);
     first.into_iter().rev().for_each(|function| function());
     ENDING.store(true, Ordering::Relaxed);
     let functions = std::mem::take(&mut functions_at_finalize().functions);
     functions.into_iter().rev().for_each(|function| function());
-    0
-}
-
-unsafe extern "C" fn deletes_worlds(_: MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_void) -> c_int {
-    DELETES_WORLDS.store(true, Ordering::Relaxed);
-    let last = std::mem::take(&mut functions_at_finalize().last);
-    last.into_iter().for_each(|function| function());
     0
 }
 

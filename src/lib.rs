@@ -9,6 +9,10 @@ pub mod error;
 
 pub mod output;
 
+pub mod system;
+
+pub mod board;
+
 pub mod dynlib;
 
 pub mod mpilib;
@@ -24,8 +28,6 @@ pub mod call;
 pub mod device;
 
 pub mod record;
-
-pub mod system;
 
 pub mod transport;
 

@@ -6,7 +6,9 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
-use std::sync::OnceLock;
+use std::sync::{OnceLock, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::fstat;
 
@@ -21,15 +23,32 @@ pub fn keep(descriptor: RawFd) {
     }
 }
 
-/// Prints in one write to each, so that ranks do not mix their lines.
+/// For how long a line may take: standard error may be a pipe that is full, and that nobody reads.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+/// Prints in one write to each, so that ranks do not mix their lines. Returns when that is done, or takes too long.
 pub fn print(text: &str) {
-    let mut stderr = std::io::stderr().lock();
-    let kept = KEPT.get().filter(|kept| !is_one_file(kept.as_fd(), stderr.as_fd()));
-    let _ = stderr.write_all(text.as_bytes());
-    let _ = stderr.flush();
+    let (done, wait) = mpsc::channel();
+    let owned = text.to_owned();
+    let thread = thread::Builder::new().name("mpi4jax-print".into());
+    match thread.spawn(move || {
+        write(&owned);
+        let _ = done.send(());
+    }) {
+        Ok(_) => drop(wait.recv_timeout(PATIENCE)),
+        Err(_) => write(text),
+    }
+}
+
+fn write(text: &str) {
+    let kept = KEPT.get().filter(|kept| !is_one_file(kept.as_fd(), std::io::stderr().as_fd()));
+    // First where the user looks.
     if let Some(mut kept) = kept {
         let _ = kept.write_all(text.as_bytes());
     }
+    let mut stderr = std::io::stderr().lock();
+    let _ = stderr.write_all(text.as_bytes());
+    let _ = stderr.flush();
 }
 
 fn is_one_file(one: BorrowedFd, other: BorrowedFd) -> bool {

@@ -46,15 +46,14 @@ mod _native {
     #[pymodule_export]
     use crate::record::events::{is_debug, set_debug};
     #[pymodule_export]
-    use crate::record::samples::share_default;
+    use crate::watch::share_default;
     #[pymodule_export]
     use crate::system::os::space;
     #[pymodule_export]
     use crate::transport::{choice, set_count_limit};
     #[pymodule_export]
     use crate::watch::{
-        abort_after, choose_default, enter, enter_limit, leave, leave_limit, set_check, settings_difference,
-        start,
+        abort_after, build, enter_limit, leave_limit, set_check, settings_difference, start, thread_communicates,
     };
     #[pymodule_export]
     use crate::xla::statuses::remove;
@@ -233,7 +232,7 @@ mod _native {
     /// The last operations of this process, in words, the oldest first.
     #[pyfunction]
     fn operations() -> Vec<String> {
-        recorder::records().iter().map(ToString::to_string).collect()
+        recorder::records(crate::board::own()).iter().map(ToString::to_string).collect()
     }
 
     /// A socket for a thread of Python's, which calls [`watch_answer`] each time that there is something to read.
@@ -242,11 +241,10 @@ mod _native {
         Ok(watch::questions()?.into_raw_fd())
     }
 
-    /// Tells where Python's threads are, but this one, and whether the main one may be called away by a signal; `frames` is
-    /// `sys._current_frames`.
+    /// Tells where Python's main thread is, and the exception that it handles; `frames` is `sys._current_frames`.
     #[pyfunction]
-    fn watch_answer(frames: &Bound<'_, PyAny>, main: u64, handles_signals: bool) {
-        watch::answer(|| stack::threads(frames, main), handles_signals);
+    fn watch_answer(frames: &Bound<'_, PyAny>, main: u64, exception: String) {
+        watch::answer(|| (stack::frames(frames, main), exception));
     }
 
     /// Has Python's main thread say that it runs, as soon as it does.
@@ -265,17 +263,22 @@ mod _native {
         watch::take_signals(takes_interrupt.then_some(ask_python as fn()));
     }
 
-    /// Whether all ranks make the default communicator together. Collective over `MPI_COMM_WORLD`.
+    /// The handle of the default communicator, which all ranks make; None: it is `MPI_COMM_WORLD`.
     #[pyfunction]
-    fn watch_agree(py: Python<'_>) -> PyResult<bool> {
-        Ok(py.detach(watch::agree)?)
+    fn make_default(py: Python<'_>) -> PyResult<Option<usize>> {
+        Ok(py.detach(watch::make_default).map_err(Error::from)?)
     }
 
-    /// Lets hosts ask each other through MPI. Collective over a communicator with the ranks of `MPI_COMM_WORLD`.
+    /// What the board of a job has, in JSON.
     #[pyfunction]
-    fn watch_link(py: Python<'_>, handle: usize) -> PyResult<()> {
-        // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
-        Ok(py.detach(|| unsafe { watch::open_link(handle) })?)
+    fn read_board(path: std::path::PathBuf) -> PyResult<String> {
+        Ok(watch::read_board(&path)?)
+    }
+
+    /// Where boards of this user lie.
+    #[pyfunction]
+    fn board_place() -> std::path::PathBuf {
+        crate::board::place()
     }
 
     /// Writes a timeline of all operations to a file.

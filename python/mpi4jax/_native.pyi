@@ -11,6 +11,8 @@ __all__ = [
     "add_line",
     "add_status",
     "at_finalize",
+    "board_place",
+    "build",
     "dtypes_table",
     "free_comm",
     "get_debug",
@@ -20,6 +22,7 @@ __all__ = [
     "is_gpu_on_cpu",
     "limit_enter",
     "limit_leave",
+    "make_default",
     "mpi_info",
     "name_line",
     "operations",
@@ -27,6 +30,7 @@ __all__ = [
     "process",
     "process_space",
     "python_ends",
+    "read_board",
     "register_comm",
     "register_reduction",
     "remove_status",
@@ -39,17 +43,13 @@ __all__ = [
     "stop_transports",
     "takes_packed",
     "targets",
+    "thread_communicates",
     "trace_to",
     "transport_choice",
     "transport_report",
     "wait",
-    "watch_agree",
     "watch_answer",
-    "watch_choose_default",
     "watch_difference",
-    "watch_enter",
-    "watch_leave",
-    "watch_link",
     "watch_questions",
     "watch_share_default",
     "watch_signals",
@@ -83,16 +83,16 @@ def limit_enter(seconds: float) -> int: ...
 def limit_leave(number: int) -> None: ...
 def watch_signals(takes_interrupt: bool) -> None: ...
 def watch_answer(
-    frames: Callable[[], dict[int, FrameType]], main: int, handles_signals: bool
+    frames: Callable[[], dict[int, FrameType]], main: int, exception: str
 ) -> None: ...
-def watch_agree() -> bool: ...
-def watch_choose_default(choice: str) -> str: ...
 def watch_difference() -> str | None: ...
 def watch_questions() -> int: ...
 def watch_share_default() -> None: ...
-def watch_enter(words: str) -> None: ...
-def watch_leave() -> None: ...
-def watch_link(handle: int) -> None: ...
+def thread_communicates(begins: bool) -> None: ...
+def make_default() -> int | None: ...
+def build() -> str: ...
+def board_place() -> Path: ...
+def read_board(path: Path) -> str: ...
 def operations() -> list[str]: ...
 def abort_after(seconds: float, code: int) -> None: ...
 def set_check(level: int) -> None: ...

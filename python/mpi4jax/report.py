@@ -1,125 +1,83 @@
-"""Merge the dumps that the ranks of a job have left, and say who diverged first.
+"""Say what the ranks of a job did last, and who diverged first.
 
-    python -m mpi4jax.report DIRECTORY
+    python -m mpi4jax.report [DIRECTORY]
 
-The directory is named at the end of the watchdog's report, or is one (``MPI4JAX_DUMP_DIR``) that
-contains such directories; then the newest is taken.
+The directory is named at the end of the watchdog's report. Without one, the newest job of this user
+on this host is taken, also one that runs, or that was killed.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import glob
 import json
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+from . import _native
 from ._job.job import rank_names
 
 Dump = dict[str, Any]
 Record = dict[str, Any]
 # A communicator, named alike on all its ranks: key, how often it was made again under that name,
-# and members' ranks in COMM_WORLD, the first and the last of each run.
-Group = tuple[str, int, tuple[tuple[int, int], ...]]
+# and members' ranks in COMM_WORLD.
+Group = tuple[str, int, tuple[int, ...]]
 
 # Fields that must be equal on all ranks, if the op has them.
 _COMPARED = ("op", "reduction", "dtype", "root")
 
 
-# Fields that a report needs: of a dump, and of the items of its lists.
-_FIELDS: dict[str, dict[str, Any]] = {
-    "": {
-        "rank": int, "size": int, "host": str, "pid": int, "time": (int, float), "reason": str,
-        "state": str, "python": list, "communicators": list, "records": list,
-    },
-    "python": {"file": str, "line": int, "function": str},
-    "communicators": {"key": str, "world": list, "collectives": int},
-    "records": {
-        "comm": int, "op": str, "reduction": (str, type(None)), "dtype": (str, type(None)),
-        "root": int, "count": int, "any_size": bool, "collective": bool, "sequence": int,
-        "state": str, "started": (int, float), "text": str,
-    },
-}  # fmt: skip
-
-
-def _check(item: Any, where: str) -> None:
-    for name, kind in _FIELDS[where].items():
-        if not isinstance(item, dict) or not isinstance(item.get(name), kind):
-            raise ValueError(f"of another version of mpi4jax: {where or 'file'} has no {name!r}")
-
-
-def read(file: Path) -> Dump:
-    """Return the dump in a file.
-
-    Raises:
-        ValueError: if the file is not a dump, or is incomplete.
-        OSError: if the file cannot be read.
-    """
+def _time(path: Path) -> float:
     try:
-        dump: Dump = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"damaged, or not a dump: {error}") from error
-    _check(dump, "")
-    for where in ("python", "communicators", "records"):
-        for item in dump[where]:
-            _check(item, where)
-    for comm in dump["communicators"]:
-        for run in comm["world"]:
-            if not (isinstance(run, list) and [type(n) for n in run] == [int, int]):
-                raise ValueError("of another version of mpi4jax: a communicator has no ranks")
-    if any(not 0 <= it["comm"] < len(dump["communicators"]) for it in dump["records"]):
-        raise ValueError("of another version of mpi4jax: a record has no communicator")
-    if file.name != f"rank{dump['rank']}.json":
-        raise ValueError(f"it is the dump of rank {dump['rank']}")
-    return dump
-
-
-def _time(folder: Path) -> float:
-    try:
-        return folder.stat().st_mtime
+        return path.stat().st_mtime
     except OSError:
         return 0.0
 
 
-def load(directory: Path) -> tuple[dict[int, Dump], list[str]]:
-    """Return the dumps in a directory by rank; or those in its newest subdirectory that has any.
+def _boards(place: Path) -> list[Path]:
+    """The boards of a job: of a directory of one host, those of its other hosts too."""
+    if not (place / "board").exists():
+        return [place] if place.is_file() else []
+    if "+" not in place.name:
+        return [place / "board"]
+    job, _, _ = place.resolve().name.rpartition("+")
+    return sorted(place.resolve().parent.glob(f"{glob.escape(job)}+*/board"))
 
-    Each host of a job has a directory: those beside it, with another host's name, are of the job.
+
+def load(directory: Path | None = None) -> tuple[dict[int, Dump], list[str]]:
+    """What the ranks of a job have left, by rank: of a directory, or of the newest job in it.
 
     Returns:
-        the dumps, and what is wrong with files that are none.
+        what was left, and what is wrong with files that are no boards.
 
     Raises:
-        FileNotFoundError: if there are no dumps.
+        FileNotFoundError: if there is no board.
     """
-    jobs = [*directory.glob("mpi4jax-*/*/"), *directory.glob("*/")]
-    for folder in (directory, *sorted(jobs, key=_time, reverse=True)):
-        files = sorted(folder.glob("rank*.json"))
-        if not files:
-            continue
-        if "+" in folder.name:
-            job, _, _ = folder.resolve().name.rpartition("+")
-            files = sorted(folder.resolve().parent.glob(f"{glob.escape(job)}+*/rank*.json"))
-        dumps, wrong = {}, []
-        for file in files:
+    places = [directory] if directory else [_native.board_place()]
+    if directory is None:
+        base = Path(os.environ.get("MPI4JAX_DUMP_DIR") or tempfile.gettempdir())
+        places.append(base / f"mpi4jax-{os.geteuid()}")
+    inside = [path for place in places for path in (*place.glob("*"), *place.glob("mpi4jax-*/*"))]
+    wrong = []
+    for place in (*places, *sorted(inside, key=_time, reverse=True)):
+        dumps = {}
+        for board in _boards(place):
             try:
-                dump = read(file)
-                dumps[dump["rank"]] = dump
+                dumps |= {dump["rank"]: dump for dump in json.loads(_native.read_board(board))}
             except (ValueError, OSError) as error:
-                wrong.append(f"{file}: {error}")
-        return dumps, wrong
-    raise FileNotFoundError(f"there are no dumps (rank*.json) in {directory}")
+                wrong.append(f"{board}: {error}")
+        # This process has a board, too.
+        if any(dump["pid"] != os.getpid() for dump in dumps.values()):
+            return dumps, wrong
+    found = "; ".join(wrong) or "no job has left one"
+    raise FileNotFoundError(f"there is no board in {places[0]}: {found}")
 
 
 def _group(comm: dict[str, Any]) -> Group:
-    return comm["key"], comm.get("generation", 1), tuple(map(tuple, comm["world"]))
-
-
-@functools.cache
-def _world(runs: tuple[tuple[int, int], ...]) -> list[int]:
-    return [rank for first, last in runs for rank in range(first, last + 1)]
+    return comm["key"], comm.get("generation", 1), tuple(comm["world"])
 
 
 def group_of(dump: Dump, record: Record) -> Group:
@@ -154,8 +112,7 @@ def _states(dumps: dict[int, Dump]) -> list[str]:
     size = next(iter(dumps.values()))["size"]
     if missing := sorted(set(range(size)) - set(dumps)):
         lines.append(
-            f"{rank_names(missing)} left no dump: ended, stopped, without mpi4jax, or on a host "
-            "that does not share the directory"
+            f"{rank_names(missing)} left nothing: without mpi4jax, or on another host"
         )
     return lines
 
@@ -165,7 +122,7 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
     communicator."""
     found = []
     for group, ranks in _collectives(dumps).items():
-        key, _, runs = group
+        key, _, world = group
         numbers = sorted({n for records in ranks.values() for n in records})
         for number in numbers:
             records = {rank: of[number] for rank, of in sorted(ranks.items()) if number in of}
@@ -180,7 +137,7 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
                 for rank in ranks
             }
             behind = [rank for rank, count in counts.items() if count < number]
-            behind += [rank for rank in _world(runs) if rank in dumps and rank not in ranks]
+            behind += [rank for rank in world if rank in dumps and rank not in ranks]
             if len(by_signature) < 2 and not behind:
                 continue
             start = min(record["started"] for record in records.values())
@@ -208,8 +165,7 @@ def _is_foreign(file: str) -> bool:
 def report(dumps: dict[int, Dump]) -> str:
     """Return the merged report, as text."""
     first = min(dumps.values(), key=lambda dump: dump["time"])
-    left = f"{len(dumps)} of {first['size']} ranks left a dump"
-    lines = [f"{left}; rank {first['rank']}: {first['reason']}"]
+    lines = [f"{len(dumps)} of {first['size']} ranks:"]
     lines += [f"  {line}" for line in _states(dumps)]
     if found := divergences(dumps):
         lines.append("who diverged first:")
@@ -219,7 +175,7 @@ def report(dumps: dict[int, Dump]) -> str:
         for record in dump["records"][-5:]:
             ago = dump["time"] - record["started"]
             lines.append(
-                f"  {record['text']}: {record['state']}, started {ago:.3f} s before the dump"
+                f"  {record['text']}: {record['state']}, started {ago:.3f} s before the last"
             )
         for frame in [f for f in dump["python"] if not _is_foreign(f["file"])][:8]:
             lines.append(f"    at {frame['file']}:{frame['line']} in {frame['function']}")
@@ -230,7 +186,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m mpi4jax.report", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("directory", type=Path, help="the one that the watchdog's report names")
+    parser.add_argument(
+        "directory", type=Path, nargs="?", help="the one that a report names; else the newest job"
+    )
     options = parser.parse_args(arguments)
     try:
         dumps, wrong = load(options.directory)
@@ -239,9 +197,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     for words in wrong:
         print(f"mpi4jax.report: left out: {words}", file=sys.stderr)
-    if not dumps:
-        print(f"mpi4jax.report: no file in {options.directory} is a dump", file=sys.stderr)
-        return 1
     print(report(dumps))
     return 0
 

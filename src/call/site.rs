@@ -1,10 +1,10 @@
 //! An operation of a compiled program, before its buffers are known.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::envelope::{Envelope, Operand};
 use super::status::Status;
+use crate::board::{Entry, Slot};
 use crate::comm::Comm;
 use crate::error::{Cause, Error};
 use crate::ops::{Dtype, Extents, Forms, Halo, Op, Parts, Ragged, Reduction};
@@ -28,34 +28,6 @@ impl Op {
             (Phase::Wait, Some(started)) => started.wait_name,
             _ => self.name(),
         }
-    }
-}
-
-/// How often a site has run, if samples are taken of what it does.
-#[derive(Debug, Default)]
-pub struct Runs(AtomicU64);
-
-impl Runs {
-    /// The number of first runs that are all sampled; a later one is sampled if its number is a power of two.
-    const FIRST: u64 = 16;
-
-    /// Counts a run. Not atomic: two threads at once may be counted as one run.
-    #[inline]
-    pub fn count(&self) {
-        self.0.store(self.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-    }
-
-    /// Whether the last one is the first.
-    #[inline]
-    pub fn is_first(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == 1
-    }
-
-    /// Whether the last one is sampled.
-    #[inline]
-    pub fn is_sampled(&self) -> bool {
-        let number = self.0.load(Ordering::Relaxed);
-        (1..=Self::FIRST).contains(&number) || number.is_power_of_two()
     }
 }
 
@@ -90,7 +62,9 @@ pub struct Site {
     pub forms: Forms,
     /// The user's source line.
     pub location: Box<str>,
-    pub runs: Runs,
+    /// What ranks compare of it, and where its line is on the board.
+    pub base: OnceLock<(u64, u64)>,
+    pub words: Entry,
     pub checked: OnceLock<Checked>,
     pub reducer: OnceLock<PreparedReduction>,
 }
@@ -132,15 +106,22 @@ impl Site {
             status: Status::default(),
             forms: Forms::default(),
             location: "".into(),
-            runs: Runs::default(),
             checked: OnceLock::new(),
             reducer: OnceLock::new(),
+            base: OnceLock::new(),
+            words: Entry::default(),
         }
     }
 
     /// Its name in Python.
     pub fn name(&self) -> &'static str {
         self.op.name_of(self.phase)
+    }
+
+    /// Where its line is in the slot of this rank.
+    #[inline]
+    pub fn line(&self, slot: &Slot) -> u32 {
+        if self.location.is_empty() { 0 } else { self.words.at(slot, || self.location.to_string()) }
     }
 
     /// The function of MPI's that carries it out.

@@ -18,28 +18,15 @@ pub struct Agreement(Box<Numbers>);
 impl Agreement {
     /// Asks, and goes on; the request is that of the answer.
     pub fn start(comm: &Comm, number: u64) -> Result<(Self, MPI_Request), Cause> {
-        // SAFETY: a registered communicator, which is not freed.
-        unsafe { Self::ask(comm.handle(), number) }
-    }
-
-    /// Asks all ranks of `MPI_COMM_WORLD`.
-    pub fn of_world(number: u64) -> Result<(Self, MPI_Request), Cause> {
-        // SAFETY: a constant, of a communicator that is always there.
-        unsafe { Self::ask(ffi::RSMPI_COMM_WORLD, number) }
-    }
-
-    /// # Safety
-    /// `comm` is the handle of a live communicator.
-    unsafe fn ask(comm: MPI_Comm, number: u64) -> Result<(Self, MPI_Request), Cause> {
         let mut agreement = Self(Box::new([[number, !number]; 2]));
         let [own, greatest] = &mut *agreement.0;
         let (from, to, n) = (own.as_ptr().cast(), greatest.as_mut_ptr().cast(), own.len() as c_int);
         let mut request = MaybeUninit::uninit();
-        // SAFETY: promised by the caller, constants of the MPI shim, and memory that stays where it is. The request is written
-        // where there is no error.
+        // SAFETY: a registered communicator, which is not freed, constants of the MPI shim, and memory that stays where it is.
+        // The request is written where there is no error.
         unsafe {
             let (kind, op) = (ffi::RSMPI_UINT64_T, ffi::RSMPI_MAX);
-            let code = ffi::MPI_Iallreduce(from, to, n, kind, op, comm, request.as_mut_ptr());
+            let code = ffi::MPI_Iallreduce(from, to, n, kind, op, comm.handle(), request.as_mut_ptr());
             check("MPI_Iallreduce of a fingerprint", code)?;
             Ok((agreement, request.assume_init()))
         }
@@ -55,7 +42,7 @@ impl Agreement {
 }
 
 /// Waits for the answer to a question of this file's, which is under way.
-pub fn wait_for(mut request: MPI_Request) -> Result<(), Cause> {
+fn wait_for(mut request: MPI_Request) -> Result<(), Cause> {
     let mut status = MaybeUninit::<MPI_Status>::uninit();
     // SAFETY: a request that is under way.
     check("MPI_Wait", unsafe { ffi::MPI_Wait(&mut request, status.as_mut_ptr()) })

@@ -10,21 +10,24 @@ mod group;
 mod guard;
 pub mod origin;
 mod registry;
+mod words;
 
 use std::any::{Any, TypeId};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
-pub use self::agreement::{Agreement, Comparison, wait_for};
+pub use self::agreement::{Agreement, Comparison};
 pub use self::calling::{Calling, is_calling};
 pub use self::freeing::without_python;
 pub use self::group::Group;
 pub use self::guard::CommGuard;
-pub use self::registry::{free, freed_collectives, live, lookup, numbered, register};
+pub use self::registry::{free, live, lookup, numbered, register};
+pub use self::words::{CommId, CommWords};
+use crate::board::{self, Cell, Entry};
+pub use crate::board::slot::hash;
 use crate::error::Cause;
 use crate::finalize;
 use crate::mpilib::{self, check, handle};
@@ -56,13 +59,6 @@ const DEFAULT: &str = "mpi4jax.default";
 /// Whether a communicator of this class is the one of operations that are given none.
 pub fn is_default(class: u64) -> bool {
     class == hash(DEFAULT)
-}
-
-/// The same in all processes.
-pub fn hash(of: impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    of.hash(&mut hasher);
-    hasher.finish()
 }
 
 /// One list for all communicators that have the same members.
@@ -98,9 +94,14 @@ pub struct Comm {
     pub origin: u64,
     /// How many of this id there have been in this process, as far as it remembers.
     pub generation: u32,
-    /// How many collective operations, and how many messages, this rank has begun.
-    pub collectives: AtomicU64,
-    pub messages: AtomicU64,
+    /// The collectives that this rank has begun, on the board if there is a place.
+    cell: &'static Cell,
+    /// What ranks of one board know it by; see `words.rs`.
+    shared_id: u64,
+    message_key: u64,
+    /// The next and the previous rank on the same board: the rank in `MPI_COMM_WORLD` plus one, and the place of its cell.
+    pub neighbours: [(AtomicI32, AtomicU32); 2],
+    words: Entry,
     freed: AtomicBool,
     /// MPI destroys it when nothing that MPI counts uses it any more; see [`CommGuard`].
     is_counted: bool,
@@ -148,8 +149,11 @@ impl Comm {
             class: 0,
             origin: origin::UNKNOWN,
             generation: 1,
-            collectives: AtomicU64::new(0),
-            messages: AtomicU64::new(0),
+            cell: board::own().claim().unwrap_or_else(|| Box::leak(Box::default())),
+            shared_id: 0,
+            message_key: 0,
+            neighbours: Default::default(),
+            words: Entry::default(),
             freed: AtomicBool::new(false),
             is_counted: false,
             failure: OnceLock::new(),

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mpi::ffi::{self, MPI_Comm};
 
 use super::hash;
+use crate::board::own;
 use crate::error::Cause;
 use crate::mpilib::check;
 
@@ -44,13 +45,7 @@ pub fn start() -> Result<(), Cause> {
     Ok(())
 }
 
-/// How often `MPI_COMM_WORLD` has been duplicated since [`start`]. Ranks on which this differs have started at different times,
-/// or are about to duplicate it.
-pub fn copies() -> u64 {
-    WORLD.copies.load(Ordering::Relaxed)
-}
-
-/// What a communicator comes from: equal on all of its ranks, if [`copies`] is.
+/// What a communicator comes from: equal on all of its ranks, if they have counted the same duplicates of `MPI_COMM_WORLD`, as the board says.
 ///
 /// # Safety
 /// `comm` is live.
@@ -79,6 +74,9 @@ unsafe extern "C" fn copy(
         let id = hash((from.id, from.copies.fetch_add(1, Ordering::Relaxed)));
         *new.cast() = Box::into_raw(Box::new(Origin { id: id.max(ONLY_ONE + 1), copies: AtomicU64::new(0) }));
         *flag = 1;
+        if std::ptr::eq(from, &raw const WORLD) {
+            own().copies.store(WORLD.copies.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
     0
 }

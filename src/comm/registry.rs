@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{Comm, calling, hash};
+use crate::board::slot::FREED;
 use crate::error::Cause;
 use crate::finalize;
 use crate::sync::lock;
@@ -13,12 +14,10 @@ struct Registry {
     live: BTreeMap<Box<str>, Arc<Comm>>,
     /// Those that were freed last, the last one at the end: their keys, ids and generations.
     past: VecDeque<(Box<str>, u64, u32)>,
-    /// The most collectives that were begun on one of a class, among those that were freed.
-    collectives: BTreeMap<u64, u64>,
 }
 
 static REGISTRY: Mutex<Registry> =
-    Mutex::new(Registry { live: BTreeMap::new(), past: VecDeque::new(), collectives: BTreeMap::new() });
+    Mutex::new(Registry { live: BTreeMap::new(), past: VecDeque::new() });
 
 /// How many that were freed are remembered.
 const PAST: usize = 256;
@@ -31,8 +30,7 @@ impl Registry {
     fn remove(&mut self, key: &str) -> Option<Arc<Comm>> {
         let comm = self.live.remove(key)?;
         comm.freed.store(true, Ordering::Relaxed);
-        let most = self.collectives.entry(comm.class).or_default();
-        *most = (*most).max(comm.collectives.load(Ordering::Relaxed));
+        comm.cell().set(FREED);
         if self.past.len() == PAST {
             self.past.pop_front();
         }
@@ -62,6 +60,12 @@ pub fn register(mut comm: Comm) -> Arc<Comm> {
     let earlier =
         registry.past.iter().filter(|(_, id, _)| *id == comm.id).map(|(_, _, generation)| *generation);
     comm.generation = earlier.max().map_or(1, |last| last + 1);
+    (comm.shared_id, comm.message_key) = (comm.find_shared_id(), comm.comm_id().key());
+    let (cell, id) = (comm.cell(), comm.comm_id());
+    for (place, number) in [(&cell.class, id.class), (&cell.origin, id.origin), (&cell.name, id.name)] {
+        place.store(number, Ordering::Relaxed);
+    }
+    cell.id.store(comm.shared_id, Ordering::Release);
     let comm = Arc::new(comm);
     registry.live.insert(comm.key.clone(), comm.clone());
     drop(registry);
@@ -108,11 +112,6 @@ pub fn numbered(number: i32) -> Option<Arc<Comm>> {
 /// Those that are not freed.
 pub fn live() -> Vec<Arc<Comm>> {
     registry().live.values().cloned().collect()
-}
-
-/// The most collectives that this rank has begun on one of the freed communicators of each class.
-pub fn freed_collectives() -> BTreeMap<u64, u64> {
-    registry().collectives.clone()
 }
 
 #[cfg(test)]
@@ -247,20 +246,15 @@ mod tests {
     }
 
     #[test]
-    fn the_most_collectives_on_freed_communicators_of_a_class_are_known() {
-        let make = |key, count| {
+    fn a_communicator_that_is_made_again_is_told_apart() {
+        let make = |key| {
             let comm = register(Comm { world: [7, 9].into(), ..Comm::new(key, 0, 2) }.named("again"));
-            comm.collectives.store(count, Ordering::Relaxed);
             (comm.class, comm.id, comm.generation)
         };
-        let (class, id, first) = make("again", 5);
+        let (class, id, first) = make("again");
         free("again");
-        assert_eq!(make("again", 2), (class, id, first + 1), "made again, it is told apart");
-        assert_eq!(freed_collectives()[&class], 5);
-        make("under another name", 6);
-        free("under another name");
+        assert_eq!(make("again"), (class, id, first + 1));
         free("again");
-        assert_eq!(freed_collectives()[&class], 6);
     }
 
     #[test]

@@ -8,23 +8,21 @@ use crate::call::Phase;
 use crate::ops::Dtype;
 
 pub fn record(record: &Record) -> Value {
-    let site = &record.site;
-    let row = site.op.row();
+    let row = record.op.row();
     json!({
         "op": record.name(),
         "sequence": record.sequence,
-        "collective": row.is_collective() && record.phase() != Phase::Wait,
-        "reduction": site.reduction.map(|reduction| reduction.to_string()),
+        "collective": row.is_collective() && record.phase != Phase::Wait,
+        "reduction": record.reduction,
         "dtype": record.dtype.map(Dtype::name),
         "count": record.count,
         "any_size": row.has_any_size(),
-        "root": if row.has_root { site.root } else { -1 },
+        "root": if row.has_root { record.root } else { -1 },
         "source": record.source,
         "recvtag": record.recvtag,
         "dest": record.dest,
         "sendtag": record.sendtag,
-        "site": record.location(),
-        "transport": site.transport,
+        "site": record.line,
         "state": record.state,
         "started": clock::unix(record.started),
         "seconds": record.seconds(),

@@ -1,25 +1,24 @@
-//! The flight recorder: the last operations of this process, readable at any time.
+//! The flight recorder: the last operations of this process, as plain numbers on the [board](crate::board).
 //!
-//! An operation writes its record when it begins, under a lock that nothing but a reader of this record holds, and marks it as
-//! ended without one: no allocation and no system call. The watchdog reads it while it runs.
+//! An operation writes its record when it begins, and marks it as ended: no lock, no allocation and no system call. Other ranks
+//! read it while it runs, and when its process has been killed.
 
-use std::borrow::Cow;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::clock;
+use crate::board::ranks::Ranks;
+use crate::board::slot::{FAILED, PENDING, RECORDS};
+use crate::board::{Cell, Entry, Raw, Slot, own};
 use crate::call::{Call, Phase, Site};
-use crate::comm::Comm;
+use crate::comm::{CommId, CommWords};
 use crate::mpilib::{Tag, wildcards};
-use crate::ops::Dtype;
-use crate::sync::lock;
-
-/// How many operations are remembered.
-pub const CAPACITY: usize = 1024;
+use crate::ops::{Builtin, Dtype, Op, Reduction};
+use crate::system::this_thread;
 
 /// How far an operation has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -30,18 +29,35 @@ pub enum RecordState {
     Failed,
 }
 
-/// What the recorder has of one operation.
+/// The numbers of a record.
+#[derive(Clone, Copy, Debug)]
+pub struct Plain {
+    pub ticket: u64,
+    started: u64,
+    ended: u64,
+    count: u64,
+    number: u32,
+    kind: u32,
+    comm: u32,
+    line: u32,
+    peers: [i32; 4],
+}
+
+/// A record of an operation of any rank, as it is read.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// Its number in this process, from 1.
     pub ticket: u64,
-    pub site: Arc<Site>,
-    /// The user's source line of the wait, in the record of a wait for a non-blocking operation.
-    pub wait: Option<Arc<str>>,
+    pub op: Op,
+    pub phase: Phase,
+    pub reduction: Option<String>,
+    pub dtype: Option<Dtype>,
+    pub comm: CommWords,
+    /// The user's source line; of a wait, that of the start too.
+    pub line: String,
     /// Number of the operation among the collectives, or the messages, of its communicator; from 1.
     pub sequence: u64,
     pub count: u64,
-    pub dtype: Option<Dtype>,
+    pub root: i32,
     pub source: i32,
     pub dest: i32,
     pub recvtag: i32,
@@ -50,114 +66,111 @@ pub struct Record {
     /// Equal to `started` while the operation runs.
     pub ended: u64,
     pub state: RecordState,
-    /// The thread that it runs on: Python's number and the system's.
-    pub thread: (u64, i32),
+    /// A non-blocking operation that has not been waited for.
+    pub is_pending: bool,
 }
 
-/// A record, and how its operation has ended: 0 while that runs; the lowest bit is set if it failed.
-///
-/// Only a thread that holds the lock, and has found that the last operation has ended, sets that to 0; and only the thread of
-/// the operation sets it to something else. While the lock is held, `ended` therefore belongs to the record.
-#[repr(align(128))]
-struct Slot {
-    ended: AtomicU64,
-    record: Mutex<Option<Record>>,
-}
-
-static NEXT: AtomicU64 = AtomicU64::new(0);
-static SLOTS: [Slot; CAPACITY] =
-    [const { Slot { ended: AtomicU64::new(1), record: Mutex::new(None) } }; CAPACITY];
-
-impl Slot {
-    #[inline]
-    fn lock(&self) -> MutexGuard<'_, Option<Record>> {
-        lock(&self.record)
-    }
-
-    fn read(&self) -> Option<Record> {
-        let record = self.lock();
-        let ended = self.ended.load(Ordering::Acquire);
-        let mut record = record.clone()?;
-        (record.state, record.ended) = match ended {
-            0 => (RecordState::Started, record.started),
-            ended if ended & 1 == 0 => (RecordState::Done, ended),
-            ended => (RecordState::Failed, ended),
-        };
-        Some(record)
-    }
-}
-
-/// This thread, as Python numbers it, and as the system does: 0 where that is not needed.
-#[inline]
-pub fn this_thread() -> (u64, i32) {
-    #[cfg(target_os = "linux")]
-    let system = {
-        thread_local!(static NUMBER: i32 = rustix::thread::gettid().as_raw_pid());
-        NUMBER.try_with(|number| *number).unwrap_or(0)
+/// The kind of an operation: op, phase, data type and reduction.
+fn kind(site: &Site, phase: Phase, dtype: Option<Dtype>) -> u32 {
+    let reduction = match site.reduction {
+        None => 0,
+        Some(Reduction::User(_)) => 1,
+        Some(Reduction::Builtin(builtin)) => 2 + builtin as u32,
     };
-    #[cfg(not(target_os = "linux"))]
-    let system = 0;
-    // SAFETY: takes nothing.
-    (unsafe { libc::pthread_self() as u64 }, system)
+    // XLA's codes of data types are small.
+    let dtype = dtype.map_or(0, |dtype| dtype.xla_code() as u32 + 1);
+    site.op as u32 | (phase as u32) << 8 | (dtype & 0xff) << 16 | reduction << 24
 }
 
 /// An operation under way, which ends when this is dropped.
 pub struct Running {
-    /// `None` if more operations run at the same time than there are records.
-    slot: Option<&'static Slot>,
+    /// `None` if as many operations run at the same time as there are records.
+    raw: Option<&'static Raw>,
+    cell: Option<&'static Cell>,
     sequence: u64,
     failed: bool,
+    is_kept: AtomicBool,
 }
 
-/// Records that an operation of a site starts.
+/// Bits of a count; the others are the thread's number.
+const COUNT: u32 = 40;
+
+fn count_and_thread(count: u64) -> u64 {
+    count.min((1 << COUNT) - 1) | (this_thread() as u64) << COUNT
+}
+
+/// Records that an operation of a site starts; `print` and `form` are what its collectives are compared by.
 #[inline]
-pub fn begin(site: &Arc<Site>, call: &Call) -> Running {
-    let Comm { collectives, messages, .. } = &*site.comm;
-    let numbers = if site.op.row().is_collective() { collectives } else { messages };
-    let sequence = numbers.fetch_add(1, Ordering::Relaxed) + 1;
-    claim(sequence, |ticket, started| Record {
-        ticket,
-        site: site.clone(),
-        wait: None,
-        sequence,
-        count: call.items() as u64,
-        dtype: call.send.or(call.recv).map(|buffer| buffer.dtype()),
-        source: call.envelope.source,
-        dest: call.envelope.dest,
-        recvtag: call.envelope.recvtag,
-        sendtag: call.envelope.sendtag,
-        started,
-        ended: 0,
-        state: RecordState::Started,
-        thread: this_thread(),
-    })
-}
-
-/// Records that a wait begins, at a line, for what this record says was started.
-pub fn begin_wait(of: &Record, line: Arc<str>) -> Running {
-    let thread = this_thread();
-    claim(of.sequence, |ticket, started| Record { ticket, wait: Some(line), started, thread, ..of.clone() })
-}
-
-/// Makes the record of an operation, of its number and its start, where the last one has ended: in its place, since a record that
-/// is made elsewhere and copied makes the processor wait.
-#[inline(always)]
-fn claim(sequence: u64, record: impl FnOnce(u64, u64) -> Record) -> Running {
-    for _ in 0..CAPACITY {
-        // SeqCst: either this thread then sees that the watchdog sleeps, or the watchdog sees the number.
-        let ticket = NEXT.fetch_add(1, Ordering::SeqCst) + 1;
-        let slot = &SLOTS[ticket as usize % CAPACITY];
-        let mut place = slot.lock();
-        // An operation that runs for long keeps its record while others, of other threads, come and go.
-        if slot.ended.load(Ordering::Acquire) != 0 {
-            slot.ended.store(0, Ordering::Relaxed);
-            let last = place.replace(record(ticket, clock::ticks()));
-            drop(place);
-            drop(last);
-            return Running { slot: Some(slot), sequence, failed: false };
+pub fn begin(site: &Arc<Site>, call: &Call, print: impl FnOnce(usize) -> (u64, u64)) -> Running {
+    let (slot, comm, row) = (own(), &*site.comm, site.op.row());
+    let (count, dtype) = (call.items(), call.send.or(call.recv).map(|buffer| buffer.dtype()));
+    let (sequence, cell) = if row.is_collective() {
+        if comm.cell().running.fetch_add(1, Ordering::Relaxed) > 0 {
+            comm.cell().set(crate::board::slot::THREADS);
         }
+        let (print, form) = print(count);
+        (comm.cell().note(print, form), Some(comm.cell()))
+    } else {
+        (comm.cell().messages.fetch_add(1, Ordering::Relaxed) + 1, None)
+    };
+    let source = if row.has_root { site.root } else { call.envelope.source };
+    let plain = Plain {
+        ticket: 0,
+        started: 0,
+        ended: 0,
+        count: count_and_thread(count as u64),
+        number: sequence as u32,
+        kind: kind(site, site.phase, dtype),
+        comm: comm.words(slot),
+        line: site.line(slot),
+        peers: [source, call.envelope.recvtag, call.envelope.dest, call.envelope.sendtag],
+    };
+    Running { raw: claim(slot, &plain), cell, sequence, failed: false, is_kept: AtomicBool::new(false) }
+}
+
+/// Records that a wait begins, at a line, for what these numbers say was started there.
+pub fn begin_wait(of: &Plain, site: &Site, line: &str) -> Running {
+    let slot = own();
+    let words = match (&*site.location, line) {
+        ("", line) => line.into(),
+        (started, "") => format!("started at {started}"),
+        (started, line) => format!("started at {started}, {line}"),
+    };
+    let phase = (Phase::Wait as u32) << 8;
+    let kind = (of.kind & !0xff00) | phase;
+    let count = count_and_thread(of.count & ((1 << COUNT) - 1));
+    let plain = Plain { kind, count, comm: site.comm.words(slot), line: Entry::default().at(slot, || words), ..*of };
+    let raw = claim(slot, &plain);
+    Running { raw, cell: None, sequence: of.number.into(), failed: false, is_kept: AtomicBool::new(false) }
+}
+
+/// Writes a record where the last one has ended.
+#[inline(always)]
+fn claim(slot: &'static Slot, plain: &Plain) -> Option<&'static Raw> {
+    for _ in 0..RECORDS {
+        // SeqCst: either this thread then sees that the watchdog sleeps, or the watchdog sees the number.
+        let ticket = slot.next.fetch_add(1, Ordering::SeqCst) + 1;
+        let raw = &slot.records[ticket as usize % RECORDS];
+        let (before, ended) = (raw.ticket.load(Ordering::Relaxed), raw.ended.load(Ordering::Relaxed));
+        // An operation that runs for long keeps its record while others, of other threads, come and go.
+        if before != 0 && (ended == 0 || ended & PENDING != 0) {
+            continue;
+        }
+        raw.ticket.store(0, Ordering::Release);
+        raw.ended.store(0, Ordering::Relaxed);
+        raw.started.store(clock::ticks(), Ordering::Relaxed);
+        raw.count.store(plain.count, Ordering::Relaxed);
+        raw.number.store(plain.number, Ordering::Relaxed);
+        raw.kind.store(plain.kind, Ordering::Relaxed);
+        raw.comm.store(plain.comm, Ordering::Relaxed);
+        raw.line.store(plain.line, Ordering::Relaxed);
+        for (place, peer) in raw.peers.iter().zip(plain.peers) {
+            place.store(peer, Ordering::Relaxed);
+        }
+        raw.ticket.store(ticket, Ordering::Release);
+        return Some(raw);
     }
-    Running { slot: None, sequence, failed: false }
+    None
 }
 
 impl Running {
@@ -173,53 +186,174 @@ impl Running {
         self.sequence
     }
 
+    /// A copy of the numbers, of an operation that is waited for later: its record stays until then.
+    pub fn keep(&self) -> Option<Plain> {
+        let plain = self.raw.and_then(read_plain)?;
+        let slot = own();
+        let kept = slot.records.iter().filter(|raw| raw.ended.load(Ordering::Relaxed) & PENDING != 0);
+        if kept.count() < RECORDS / 2 {
+            self.is_kept.store(true, Ordering::Relaxed);
+        } else {
+            slot.lost_pending.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(plain)
+    }
+
     /// A copy of the record.
     pub fn record(&self) -> Option<Record> {
-        self.slot?.read()
+        self.raw.and_then(|raw| read(own(), raw))
     }
 
     /// Ends the operation; a copy of its record.
     pub fn end(self) -> Option<Record> {
-        let slot = self.slot;
+        let raw = self.raw;
         drop(self);
-        slot?.read()
+        raw.and_then(|raw| read(own(), raw))
     }
 }
 
 impl Drop for Running {
     #[inline]
     fn drop(&mut self) {
-        if let Some(slot) = self.slot {
-            slot.ended.store((clock::ticks() & !1) | u64::from(self.failed), Ordering::Release);
+        let flags = if self.failed { FAILED } else { 0 };
+        let kept = if self.is_kept.load(Ordering::Relaxed) { PENDING } else { 0 };
+        if let Some(raw) = self.raw {
+            raw.ended.store((clock::ticks() & !3) | flags | kept, Ordering::Release);
+        }
+        if let Some(cell) = self.cell {
+            cell.running.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
-/// All records, the oldest first.
-pub fn records() -> Vec<Record> {
-    let mut records: Vec<Record> = SLOTS.iter().filter_map(Slot::read).collect();
-    records.sort_by_key(|record| record.ticket);
-    records
+/// The wait for what was kept begins, or it never does.
+pub fn release(plain: &Plain) {
+    let slot = own();
+    let raw = &slot.records[plain.ticket as usize % RECORDS];
+    if raw.ticket.load(Ordering::Relaxed) == plain.ticket {
+        raw.ended.fetch_and(!PENDING, Ordering::Relaxed);
+    }
 }
 
-/// The operations that are running, the oldest first.
-pub fn running() -> Vec<Record> {
-    let started = |slot: &&Slot| slot.ended.load(Ordering::Relaxed) == 0;
-    let mut records: Vec<Record> = SLOTS.iter().filter(started).filter_map(Slot::read).collect();
-    records.retain(|record| record.state == RecordState::Started);
-    records.sort_by_key(|record| record.ticket);
-    records
+/// The threads that are in operations.
+pub fn waiting() -> Vec<i32> {
+    let plain = own().records.iter().filter(|raw| raw.ended.load(Ordering::Relaxed) == 0).filter_map(read_plain);
+    plain.map(|plain| (plain.count >> COUNT) as i32).collect()
+}
+
+fn read_plain(raw: &Raw) -> Option<Plain> {
+    let load = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Acquire);
+    let ticket = load(&raw.ticket);
+    let plain = Plain {
+        ticket,
+        started: load(&raw.started),
+        ended: load(&raw.ended),
+        count: load(&raw.count),
+        number: raw.number.load(Ordering::Acquire),
+        kind: raw.kind.load(Ordering::Acquire),
+        comm: raw.comm.load(Ordering::Acquire),
+        line: raw.line.load(Ordering::Acquire),
+        peers: raw.peers.each_ref().map(|peer| peer.load(Ordering::Acquire)),
+    };
+    (ticket != 0 && raw.ticket.load(Ordering::Relaxed) == ticket).then_some(plain)
+}
+
+fn read(slot: &Slot, raw: &Raw) -> Option<Record> {
+    read_plain(raw)?.record(slot)
+}
+
+impl Plain {
+    /// The rank that a message goes to.
+    pub fn dest(&self) -> i32 {
+        self.peers[2]
+    }
+
+    /// With the words of a rank's slot.
+    pub fn record(&self, slot: &Slot) -> Option<Record> {
+        let op = Op::TABLE.get(self.kind as usize & 0xff)?;
+        let phase = match self.kind >> 8 & 0xff {
+            0 => Phase::Whole,
+            1 => Phase::Start,
+            _ => Phase::Wait,
+        };
+        let reduction = match self.kind >> 24 {
+            0 => None,
+            1 => Some("user-defined reduction".into()),
+            builtin => Builtin::ALL.get(builtin as usize - 2).map(|builtin| builtin.name().into()),
+        };
+        let dtype = (self.kind >> 16 & 0xff).checked_sub(1).and_then(|code| Dtype::from_xla(code as i32));
+        let [source, recvtag, dest, sendtag] = self.peers;
+        let (ended, state) = match self.ended {
+            0 => (self.started, RecordState::Started),
+            ended if ended & FAILED == 0 => (ended, RecordState::Done),
+            ended => (ended, RecordState::Failed),
+        };
+        Some(Record {
+            ticket: self.ticket,
+            op: op.op,
+            phase,
+            reduction,
+            dtype,
+            comm: CommWords::decode(&slot.read(self.comm)),
+            line: slot.read(self.line),
+            sequence: self.number.into(),
+            count: self.count & ((1 << COUNT) - 1),
+            root: source,
+            source: if op.has_root { -1 } else { source },
+            dest,
+            recvtag,
+            sendtag,
+            started: self.started,
+            ended,
+            state,
+            is_pending: self.ended != 0 && self.ended & PENDING != 0,
+        })
+    }
+}
+
+/// The records of a rank that are wanted, the oldest first.
+fn wanted(slot: &Slot, is_wanted: impl Fn(u64) -> bool) -> Vec<Record> {
+    let raws = slot.records.iter().filter(|raw| is_wanted(raw.ended.load(Ordering::Relaxed)));
+    let mut found: Vec<Plain> = raws.filter_map(read_plain).filter(|plain| is_wanted(plain.ended)).collect();
+    found.sort_by_key(|plain| plain.ticket);
+    found.iter().filter_map(|plain| plain.record(slot)).collect()
+}
+
+/// All records of a rank.
+pub fn records(slot: &Slot) -> Vec<Record> {
+    wanted(slot, |_| true)
+}
+
+/// Its last records.
+pub fn last(slot: &Slot, count: usize) -> Vec<Record> {
+    let mut found: Vec<Plain> = slot.records.iter().filter_map(read_plain).collect();
+    found.sort_by_key(|plain| plain.ticket);
+    found[found.len().saturating_sub(count)..].iter().filter_map(|plain| plain.record(slot)).collect()
+}
+
+/// The operations that are running.
+pub fn running(slot: &Slot) -> Vec<Record> {
+    wanted(slot, |ended| ended == 0)
+}
+
+/// Those that have not been waited for.
+pub fn pending(slot: &Slot) -> Vec<Record> {
+    wanted(slot, |ended| ended != 0 && ended & PENDING != 0)
 }
 
 /// How many operations have begun.
 pub fn count() -> u64 {
-    NEXT.load(Ordering::SeqCst)
+    own().next.load(Ordering::SeqCst)
 }
 
 /// Waits until the operations that are running now have ended.
 pub fn wait() {
-    let last = NEXT.load(Ordering::Relaxed);
-    while running().iter().any(|record| record.ticket <= last) {
+    let (slot, last) = (own(), count());
+    let runs = |raw: &Raw| {
+        let ticket = raw.ticket.load(Ordering::Acquire);
+        ticket != 0 && ticket <= last && raw.ended.load(Ordering::Acquire) == 0
+    };
+    while slot.records.iter().any(runs) {
         std::thread::sleep(Duration::from_micros(20));
     }
 }
@@ -227,23 +361,15 @@ pub fn wait() {
 impl Record {
     /// The name of the operation in Python, or that of the wait for it.
     pub fn name(&self) -> &'static str {
-        self.site.op.name_of(self.phase())
+        self.op.name_of(self.phase)
     }
 
-    /// That of the site, or a wait for what was started there.
-    pub fn phase(&self) -> Phase {
-        if self.wait.is_some() { Phase::Wait } else { self.site.phase }
+    pub fn id(&self) -> CommId {
+        self.comm.id
     }
 
-    /// The user's source line; of a wait, that of the start too.
-    pub fn location(&self) -> Cow<'_, str> {
-        let started = &*self.site.location;
-        match (started, self.wait.as_deref()) {
-            (_, None) => started.into(),
-            ("", Some(line)) => line.into(),
-            (_, Some("")) => format!("started at {started}").into(),
-            (_, Some(line)) => format!("started at {started}, {line}").into(),
-        }
+    pub fn members(&self) -> &Ranks {
+        &self.comm.world
     }
 
     /// Seconds that the operation took, or has taken so far.
@@ -275,8 +401,7 @@ impl fmt::Display for Endpoint<'_> {
 /// `allreduce #118 (SUM, 3 x float32) on mpi4jax.default, solver.py:97`
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Site { op, comm, reduction, root, .. } = &*self.site;
-        let row = op.row();
+        let row = self.op.row();
         write!(f, "{} ", self.name())?;
         let (from, to) =
             (Endpoint("from", self.source, self.recvtag), Endpoint("to", self.dest, self.sendtag));
@@ -287,15 +412,14 @@ impl fmt::Display for Record {
             (true, true) => write!(f, "{from} and {to}")?,
         }
         let mut details = Vec::new();
-        details.extend(row.has_root.then(|| format!("root {root}")));
-        details.extend(reduction.map(|reduction| reduction.to_string()));
+        details.extend(row.has_root.then(|| format!("root {}", self.root)));
+        details.extend(self.reduction.clone());
         details.extend(self.dtype.map(|dtype| format!("{} x {}", self.count, dtype.name())));
         if !details.is_empty() {
             write!(f, " ({})", details.join(", "))?;
         }
-        write!(f, " on {}", comm.key)?;
-        let location = self.location();
-        if location.is_empty() { Ok(()) } else { write!(f, ", {location}") }
+        write!(f, " on {}", self.comm.key)?;
+        if self.line.is_empty() { Ok(()) } else { write!(f, ", {}", self.line) }
     }
 }
 
@@ -303,8 +427,11 @@ impl fmt::Display for Record {
 mod tests {
     use super::*;
     use crate::call::Stream;
-    use crate::comm;
-    use crate::ops::Op;
+    use crate::comm::{self, Comm};
+
+    fn begin(site: &Arc<Site>, call: &Call) -> Running {
+        super::begin(site, call, |_| (1, 0))
+    }
 
     #[test]
     fn a_record_says_what_runs_and_then_how_it_ended() {
@@ -318,43 +445,33 @@ mod tests {
         let record = first.record().unwrap();
         assert_eq!(record.to_string(), "recv from 1, tag 0 on recorder-test, solver.py:81");
         assert_eq!((record.sequence, record.state), (1, RecordState::Started));
-        assert!(running().iter().any(|running| running.ticket == record.ticket));
+        assert!(running(own()).iter().any(|running| running.ticket == record.ticket));
 
-        // However many operations follow, what runs stays visible.
-        for _ in 0..2 * CAPACITY {
+        // However many operations follow, what runs stays visible, and what has not been waited for.
+        let kept = begin(&site, &call);
+        let plain = kept.keep().unwrap();
+        drop(kept);
+        for _ in 0..2 * RECORDS {
             drop(begin(&site, &call));
         }
-        assert!(running().iter().any(|running| running.ticket == record.ticket));
+        assert!(running(own()).iter().any(|running| running.ticket == record.ticket));
+        assert!(pending(own()).iter().any(|kept| kept.ticket == plain.ticket));
+        release(&plain);
+        assert!(pending(own()).iter().all(|kept| kept.ticket != plain.ticket));
+        let wait = begin_wait(&plain, &site, "solver.py:90");
+        let words = wait.record().unwrap().to_string();
+        assert!(words.ends_with("on recorder-test, started at solver.py:81, solver.py:90"), "{words}");
+        drop(wait);
         // As many as there are records, and one more, of which nothing is remembered.
-        let others: Vec<Running> = (0..CAPACITY).map(|_| begin(&site, &call)).collect();
-        assert!(others.iter().filter_map(Running::record).count() < CAPACITY);
+        let others: Vec<Running> = (0..RECORDS).map(|_| begin(&site, &call)).collect();
+        assert!(others.iter().filter_map(Running::record).count() < RECORDS);
         assert_eq!(first.record().unwrap().ticket, record.ticket);
         drop(others);
         first.fail();
         drop(first);
-        let find = || records().into_iter().find(|other| other.ticket == record.ticket);
+        let find = || records(own()).into_iter().find(|other| other.ticket == record.ticket);
         assert_eq!(find().unwrap().state, RecordState::Failed);
-        assert!(!running().iter().any(|running| running.ticket == record.ticket));
-        assert!(records().is_sorted_by_key(|record| record.ticket));
-    }
-
-    /// Programs come and go, and their records stay readable, for as long as they are remembered.
-    #[test]
-    fn what_no_program_and_no_record_needs_goes() {
-        let comm = Arc::new(Comm::new("recorder-programs", 0, 2));
-        for program in 0..100 * CAPACITY {
-            let mut site = Site::new(Op::Barrier, &comm);
-            (site.location, site.transport) = (format!("program.py:{program}").into(), "mpi");
-            let site = Arc::new(site);
-            let running = begin(&site, &Call::of(&site, Stream::NONE));
-            drop(site);
-            let record = running.end();
-            if program % CAPACITY == 0 {
-                let record = record.expect("no other operation has taken its record");
-                assert!(record.to_string().ends_with(&format!("program.py:{program}")), "{record}");
-                assert!(records().iter().all(|record| record.site.transport == "mpi"));
-            }
-        }
-        assert!(Arc::strong_count(&comm) <= 1 + CAPACITY);
+        assert!(records(own()).is_sorted_by_key(|record| record.ticket));
+        assert_eq!(last(own(), 3).len(), 3);
     }
 }

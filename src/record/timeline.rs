@@ -31,7 +31,7 @@ pub fn is_enabled() -> bool {
 pub fn start(path: &Path, rank: i32) -> io::Result<()> {
     let mut file = BufWriter::new(File::create(path)?);
     // The array need not be closed: a job that is aborted leaves a file that viewers accept.
-    let args = json!({"name": format!("rank {rank}"), "host": super::host()});
+    let args = json!({"name": format!("rank {rank}"), "host": crate::system::host()});
     writeln!(file, "[{}", json!({"ph": "M", "name": "process_name", "pid": rank, "args": args}))?;
     file.flush()?;
     *lock(&TRACE) = Some(Trace { file, rank });
@@ -62,11 +62,11 @@ pub extern "C" fn flush() {
 
 impl Trace {
     fn write(&mut self, record: &Record) -> io::Result<()> {
-        let comm = &record.site.comm;
+        let comm = &record.comm;
         let args = json!({
             "bytes": record.dtype.map_or(0, |dtype| record.count * dtype.size() as u64),
             "key": comm.key,
-            "members": format!("{:016x}", comm.class),
+            "members": format!("{:016x}", comm.id.class),
             "record": json::record(record),
         });
         let span = json!({

@@ -1,7 +1,5 @@
 //! The launcher of this process: `mpiexec`, or its daemon on this host.
 
-use std::os::fd::OwnedFd;
-
 use rustix::process::{Pid, getppid};
 
 use super::os;
@@ -10,8 +8,6 @@ use super::os;
 pub struct Launcher {
     process: Pid,
     name: String,
-    /// Can be read when it has ended, where the system has such files.
-    pub ended: Option<OwnedFd>,
 }
 
 impl Launcher {
@@ -19,7 +15,7 @@ impl Launcher {
     pub fn parent(names: &[String]) -> Option<Self> {
         let process = getppid()?;
         let name = os::info(process.as_raw_pid())?.name;
-        names.contains(&name).then(|| Self { process, name, ended: os::until_end(process) })
+        names.contains(&name).then(|| Self { process, name })
     }
 
     /// Whether it has ended. Then nothing ends this process where the job ends, and MPI cannot be asked.

@@ -1,16 +1,14 @@
 //! Processes and threads on Linux.
 
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::ptr::null;
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, SystemTime};
 
 use rustix::param::clock_ticks_per_second;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::{ClockId, clock_gettime};
 
-pub use super::network::moved;
 use super::process::{Info, ProcessState};
-pub use super::threads::{calling_file, number_of, threads};
 
 /// What the system knows of a process, also of a zombie.
 pub fn info(pid: i32) -> Option<Info> {
@@ -31,6 +29,12 @@ pub fn info(pid: i32) -> Option<Info> {
     let name = head.split_once('(')?.1.to_owned();
     let parent = fields.next()?.parse().ok()?;
     Some(Info { name, parent, state, start: fields.nth(17)?.parse().ok()? })
+}
+
+/// Whether a debugger is attached to a process.
+pub fn is_traced(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
 }
 
 /// Within what numbers of processes are unique, and times of their starts are comparable; empty where that is not known.
@@ -58,42 +62,30 @@ pub fn time_of(start: u64) -> Option<SystemTime> {
     SystemTime::now().checked_sub(age)
 }
 
-/// Whether a debugger is attached to this process.
-pub fn is_debugged() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
+/// The threads of this process: number, name, and seconds of processor time.
+pub fn threads() -> Vec<(i32, String, f64)> {
+    let of = |task: fs::DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+        let (head, rest) = stat.rsplit_once(") ")?;
+        let (number, name) = head.split_once(" (")?;
+        let mut fields = rest.split(' ').skip(11).map_while(|field| field.parse::<u64>().ok());
+        let ticks = fields.next()? + fields.next()?;
+        Some((number.parse().ok()?, name.to_owned(), ticks as f64 / clock_ticks_per_second() as f64))
+    };
+    fs::read_dir("/proc/self/task").into_iter().flatten().flatten().filter_map(of).collect()
 }
 
-/// A file that can be read when a process has ended; older systems do not have it.
-pub fn until_end(process: Pid) -> Option<OwnedFd> {
-    pidfd_open(process, PidfdFlags::empty()).ok()
+/// Waits at most so many seconds until another thread or process changes a number, which is not this one, and wakes who waits.
+pub fn wait(number: &AtomicU32, seen: u32, seconds: f64) {
+    let time = libc::timespec { tv_sec: seconds as i64, tv_nsec: (1e9 * seconds.fract()) as i64 };
+    // SAFETY: the number is there as long as the reference, the time as long as the call.
+    unsafe {
+        libc::syscall(libc::SYS_futex, number.as_ptr(), libc::FUTEX_WAIT, seen, &raw const time, null::<u32>(), 0)
+    };
 }
 
-/// What the system says of a thread of this process.
-pub fn of_thread(thread: i32, what: &str) -> Option<String> {
-    fs::read_to_string(format!("/proc/self/task/{thread}/{what}")).ok()
-}
-
-/// How often a thread of this process has been given a processor.
-pub fn runs(thread: i32) -> Option<u64> {
-    of_thread(thread, "status").map(|status| switches(&status))
-}
-
-/// How often a process has been given a processor.
-pub fn runs_of_process(pid: i32) -> Option<u64> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
-    let statuses = threads.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
-    Some(statuses.map(|status| switches(&status)).sum())
-}
-
-fn switches(status: &str) -> u64 {
-    let count = |line: &str| line.split_once("_ctxt_switches:")?.1.trim().parse::<u64>().ok();
-    status.lines().filter_map(count).sum()
-}
-
-/// Whether a thread sleeps until another thread of this process wakes it, without a time-out.
-pub fn waits_for_another(thread: i32) -> bool {
-    let text = of_thread(thread, "syscall").unwrap_or_default();
-    let mut words = text.split(' ');
-    words.next().and_then(|call| call.parse().ok()) == Some(libc::SYS_futex) && words.nth(3) == Some("0x0")
+/// Wakes who waits for a change of a number. Async-signal-safe.
+pub fn wake(number: &AtomicU32) {
+    // SAFETY: the number is there as long as the reference.
+    unsafe { libc::syscall(libc::SYS_futex, number.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }

@@ -1,13 +1,10 @@
 //! Processes on macOS.
 
 use std::ffi::{CStr, c_int};
-use std::os::fd::OwnedFd;
-use std::time::{Duration, SystemTime};
-
-use rustix::process::Pid;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::process::{Info, ProcessState};
-use super::thread::Thread;
 
 /// `PROC_FLAG_TRACED` of sys/proc_info.h.
 const TRACED: u32 = 2;
@@ -61,47 +58,23 @@ pub fn time_of(start: u64) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(start))
 }
 
-/// Whether a debugger is attached to this process.
-pub fn is_debugged() -> bool {
-    bsd_info(std::process::id() as i32).is_some_and(|info| info.pbi_flags & TRACED != 0)
+/// Whether a debugger is attached to a process.
+pub fn is_traced(pid: i32) -> bool {
+    bsd_info(pid).is_some_and(|info| info.pbi_flags & TRACED != 0)
 }
 
-/// A file that can be read when a process has ended: not here. It is seen when the watchdog wakes up next.
-pub fn until_end(_process: Pid) -> Option<OwnedFd> {
-    None
+/// The threads of this process, with their processor time: not known here.
+pub fn threads() -> Vec<(i32, String, f64)> {
+    Vec::new()
 }
 
-/// How often a thread has been given a processor: not known here.
-pub fn runs(_thread: i32) -> Option<u64> {
-    None
+/// Waits at most so many seconds until a number is changed.
+pub fn wait(number: &AtomicU32, seen: u32, seconds: f64) {
+    let begin = Instant::now();
+    while number.load(Ordering::Acquire) == seen && begin.elapsed().as_secs_f64() < seconds {
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
-/// How often a process has been given a processor: not known here.
-pub fn runs_of_process(_pid: i32) -> Option<u64> {
-    None
-}
-
-/// Whether a thread sleeps until another thread of this process wakes it: not known here.
-pub fn waits_for_another(_thread: i32) -> bool {
-    false
-}
-
-/// The file whose code a thread waits in: not known here.
-pub fn calling_file(_thread: i32) -> Option<String> {
-    None
-}
-
-/// The system's number of a thread: not known here.
-pub fn number_of(_descriptor: u64) -> Option<i32> {
-    None
-}
-
-/// The threads of this process but these: they cannot be examined here.
-pub fn threads(_besides: &[i32]) -> Option<Vec<Thread>> {
-    None
-}
-
-/// How many bytes networks have carried for this process: not known here.
-pub fn moved() -> u64 {
-    0
-}
+/// Who waits looks by itself.
+pub fn wake(_number: &AtomicU32) {}

@@ -1,4 +1,5 @@
-//! What the operating system knows of this process and others: folders of this user's alone, processes, their launcher, threads, signals, what networks carry.
+//! What the operating system knows of this process and others: private directories, processes, their launcher, signals, and
+//! the processor time of threads.
 
 #[cfg(target_os = "linux")]
 #[path = "linux.rs"]
@@ -9,15 +10,33 @@ pub mod os;
 
 pub mod folder;
 pub mod launcher;
-#[cfg(target_os = "linux")]
-mod network;
 pub mod process;
 pub mod signal;
-pub mod thread;
-#[cfg(target_os = "linux")]
-mod threads;
 
 /// A variable of the environment, without the spaces around it; none if it is empty.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+/// The name of this machine.
+pub fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// This thread, as the system numbers it; 0 where that is not needed.
+#[inline]
+pub fn this_thread() -> i32 {
+    #[cfg(target_os = "linux")]
+    {
+        thread_local!(static NUMBER: i32 = rustix::thread::gettid().as_raw_pid());
+        NUMBER.try_with(|number| *number).unwrap_or(0)
+    }
+    #[cfg(not(target_os = "linux"))]
+    0
+}
+
+/// Seconds of a clock that all processes of this machine share, and that does not stop.
+pub fn now() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64
 }

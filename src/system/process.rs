@@ -6,22 +6,8 @@ use std::time::{Duration, SystemTime};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
-use serde::{Deserialize, Serialize};
 
-use super::os;
-use crate::record::host;
-
-/// A process, as it identifies itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
-    pid: i32,
-    host: String,
-    /// Within what numbers are unique, and times are comparable: this start of the machine, and namespaces. Empty:
-    /// not known.
-    space: String,
-    /// When it was started, in units of the system's.
-    start: u64,
-}
+use super::{host, os};
 
 /// What the system knows of a process.
 #[derive(Clone, Debug)]
@@ -53,48 +39,18 @@ fn exists(pid: i32) -> bool {
     Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
-impl Process {
-    pub fn own() -> Self {
-        let pid = std::process::id() as i32;
-        Self { pid, host: host(), space: os::space(), start: os::info(pid).map_or(0, |info| info.start) }
+/// What the system says of the process of a number that was started at this time: None: there is none any more.
+pub fn state(pid: i32, start: u64) -> Option<ProcessState> {
+    match os::info(pid) {
+        None => exists(pid).then_some(ProcessState::Runs),
+        Some(info) if info.start != start || info.state == ProcessState::Ended => None,
+        Some(info) => Some(info.state),
     }
+}
 
-    /// Where it is: the machine and its namespaces, or the machine's name.
-    pub fn space(&self) -> &str {
-        // Which containers see each other's files, the files say.
-        if self.space.is_empty() { &self.host } else { self.space.split('/').next().unwrap_or_default() }
-    }
-
-    /// Whether `self`, which runs, can see whether `other` runs.
-    pub fn can_see(&self, other: &Self) -> bool {
-        !self.space.is_empty() && self.space == other.space
-    }
-
-    /// Whether another process has certainly ended.
-    pub fn sees_ended(&self, other: &Self) -> bool {
-        if !self.can_see(other) {
-            return false;
-        }
-        match os::info(other.pid) {
-            None => !exists(other.pid),
-            Some(info) => info.start != other.start || info.state == ProcessState::Ended,
-        }
-    }
-
-    /// Whether another process is stopped, by a signal or a debugger.
-    pub fn sees_stopped(&self, other: &Self) -> bool {
-        self.can_see(other) && os::info(other.pid).is_some_and(|info| info.state == ProcessState::Stopped)
-    }
-
-    /// How often another process has been given a processor, if the system says it.
-    pub fn sees_runs(&self, other: &Self) -> Option<u64> {
-        self.can_see(other).then(|| os::runs_of_process(other.pid))?
-    }
-
-    /// As reports name it.
-    pub fn name(&self) -> String {
-        format!("process {} on {}", self.pid, self.host)
-    }
+/// As reports name a process of this machine.
+pub fn name(pid: i32) -> String {
+    format!("process {pid} on {}", host())
 }
 
 #[cfg(test)]
@@ -103,33 +59,25 @@ mod tests {
 
     #[test]
     fn a_process_is_told_from_another_of_its_number() {
-        let own = Process::own();
-        assert!(!own.sees_ended(&own));
         let age = SystemTime::now().duration_since(started()).unwrap();
         assert!(age < Duration::from_secs(1000), "{age:?}");
-        let earlier = Process { start: own.start + 1, ..own.clone() };
-        assert!(own.sees_ended(&earlier));
         let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
         let pid = child.id() as i32;
-        let other = Process { pid, start: os::info(pid).unwrap().start, ..own.clone() };
-        assert!(!own.sees_ended(&other) && !own.sees_stopped(&other));
         let info = os::info(pid).unwrap();
-        assert_eq!((&*info.name, info.parent), ("sleep", own.pid));
+        assert_eq!((&*info.name, info.parent), ("sleep", std::process::id() as i32));
+        assert_eq!(state(pid, info.start), Some(ProcessState::Runs));
+        assert_eq!(state(pid, info.start + 1), None, "an earlier one of this number");
+        assert!(!os::is_traced(pid));
         // SAFETY: a plain system call.
         unsafe { libc::kill(pid, libc::SIGSTOP) };
-        while !own.sees_stopped(&other) {
+        while state(pid, info.start) != Some(ProcessState::Stopped) {
             std::thread::sleep(Duration::from_millis(1));
         }
         child.kill().unwrap();
-        while !own.sees_ended(&other) {
+        while state(pid, info.start).is_some() {
             std::thread::sleep(Duration::from_millis(1)); // a zombie
         }
         child.wait().unwrap();
-        assert!(own.sees_ended(&other));
-        // In another container there may be a process of this number, or none: that is not known.
-        let elsewhere = Process { space: "another".into(), ..other.clone() };
-        assert!(!own.sees_ended(&elsewhere));
-        let nowhere = Process { space: String::new(), ..own.clone() };
-        assert!(!nowhere.sees_ended(&Process { space: String::new(), ..other }));
+        assert_eq!(state(pid, info.start), None);
     }
 }

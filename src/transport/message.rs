@@ -1,4 +1,4 @@
-//! Received messages: status, check of the length, and sample, which are the same for all transports.
+//! Received messages: status, check of the length, and comparison, which are the same for all transports.
 
 use std::mem::MaybeUninit;
 
@@ -8,7 +8,7 @@ use crate::call::{Call, Site};
 use crate::error::Cause;
 use crate::mpilib::{check, wildcards};
 use crate::ops::Buffer;
-use crate::record::samples;
+use crate::record::messages;
 
 /// A message that has been received.
 #[derive(Clone, Copy, Debug)]
@@ -20,12 +20,10 @@ pub struct Arrived {
 }
 
 /// What every transport does with a message, once it is in the result's memory: writes its source,
-/// compares its length with what was asked for, and takes a sample of it.
+/// compares its length with what was asked for, and its type with that at the other end.
 #[inline]
 pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
-    if call.site.runs.is_sampled() {
-        samples::received(call, message.source, message.tag, message.count);
-    }
+    messages::received(call, message.source, message.tag, message.count);
     if let Some(received) = call.received {
         let length = i32::try_from(message.count).unwrap_or(i32::MAX);
         let numbers = [message.source, message.tag, length];

@@ -1,293 +1,167 @@
-//! What the leader of a host does about ranks that wait: a pure function of observations, without clock, files, MPI or
-//! processes, that returns actions.
+//! What is done about ranks that wait: a pure function of observations, without clock, files, MPI or processes, that returns an
+//! action.
 //!
-//! A job is ended for a proof that a wait cannot end, or for a time limit of the user's. Anything else is a warning. What is not
-//! known proves nothing. Before the job is ended, before a warning, and to learn what other hosts wait for, the leader asks all
-//! ranks what they do, and then decides by the answers. It asks when a wait has become twice as old as when ranks were asked
-//! last, by whichever leader; as a result one leader, mostly that of the first host, asks and reports for the whole job.
+//! A job is ended for what is [certain](super::verdict), when it has been stuck for a time, and for limits of the user's. While a
+//! debugger is attached to a rank, or one is stopped, nothing is ended.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::graph::{Graph, Trust, Why};
-use crate::watch::job::mail::QuestionKind;
-use crate::watch::job::status::{Life, Need, RankStatus, Wait, WaitId, World, wait_of};
+use super::state::{Key, Wait, World};
+use super::verdict::{Verdict, Why};
 
-/// For how long a proof has to hold, and a wait lasts before the other hosts are asked: messages may be under way.
-const PATIENCE: f64 = 3.0;
-/// For how long a wait lasts before anything is proved of it.
-const PROVE_AFTER: f64 = 1.0;
-/// How many bytes a second travel at least: what looks like a hang may be a large message.
-const SLOWEST: f64 = 20e6;
-/// For how long a rank that has finished waits for the others before there is a warning.
-const END_PATIENCE: f64 = 10.0;
-/// Waits of other ranks are younger than the one for which a leader asked, but by no more than this part of their age.
+/// For how long a wait lasts before it is judged, and for how long a certain reason has to hold.
+const JUDGE_AFTER: f64 = 1.0;
+const PATIENCE: f64 = 4.0;
+/// For how long a job is stuck before that is said.
+const WARN_AFTER: f64 = 10.0;
+/// Waits of other ranks are younger than the one that a line is about, but by no more than this part of their age.
 const SPREAD: f64 = 0.2;
-/// The interval at which hosts ask where warnings are switched off.
-const USUAL_REPORT_AFTER: f64 = 30.0;
-/// For how long answers are waited for, and when hosts that have not answered are asked again.
-const ANSWER_TIME: f64 = 5.0;
-const ASK_AGAIN: f64 = 2.0;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// How many ranks the job has.
+    pub size: i32,
     /// Seconds until a warning about an operation that waits; infinity: never.
     pub report_after: f64,
-    /// The place of this host among the hosts, and how many there are.
-    pub host: (usize, usize),
+    /// Seconds until a job that is stuck is ended; infinity: never.
+    pub deadlock_after: f64,
 }
 
-/// A wait of a rank.
-pub type Key = (i32, WaitId);
-
-/// When leaders of other hosts asked last: for anything, to end the job, and one that comes before this rank.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Heard {
-    pub last: f64,
-    pub end: f64,
-    pub before_this: f64,
-}
-
-impl Default for Heard {
-    fn default() -> Self {
-        let never = f64::NEG_INFINITY;
-        Self { last: never, end: never, before_this: never }
-    }
-}
-
-impl Heard {
-    /// A leader has asked.
-    pub fn note(&mut self, is_before_this: bool, kind: QuestionKind, now: f64) {
-        self.last = now;
-        if kind == QuestionKind::End {
-            self.end = now;
-        }
-        if is_before_this {
-            self.before_this = now;
-        }
-    }
-}
-
-/// The input of a decision.
-#[derive(Clone, Debug, Default)]
-pub struct Observation {
-    pub world: World,
-    /// A debugger is attached to this process.
-    pub is_debugged: bool,
-    /// The user has asked this rank for a report.
-    pub report_for: Option<i32>,
-    /// When leaders of other hosts asked.
-    pub heard: Heard,
-    /// All ranks have answered the question of this leader.
-    pub is_answered: bool,
-}
-
-/// A question of this leader to all ranks.
-#[derive(Clone, Debug)]
-pub struct Question {
-    kind: QuestionKind,
-    /// The rank that the user asked for a report.
-    report_for: Option<i32>,
-    at: f64,
-    /// When ranks were asked before, by any leader.
-    before: f64,
-    was_repeated: bool,
-}
-
-/// The state that earlier decisions leave for later ones.
+/// What earlier decisions leave for later ones.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    pub question: Option<Question>,
-    /// When ranks last answered this leader.
-    asked: f64,
-    /// Since when there has been a reason to end the job for a wait.
-    suspects: HashMap<Key, f64>,
-    /// What has been reported as hung.
+    /// Since when there has been a certain reason.
+    certain: HashMap<Key, f64>,
+    /// What the ranks do while they are stuck, since when, and whether that has been said.
+    stuck: Option<(u64, f64, bool)>,
+    /// When a line about a long wait was printed.
+    line_at: f64,
+    /// What has been reported.
     reported: HashSet<Key>,
+    was_stuck: HashSet<u64>,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { question: None, asked: f64::NEG_INFINITY, suspects: HashMap::new(), reported: HashSet::new() }
+        Self {
+            certain: HashMap::new(),
+            stuck: None,
+            line_at: f64::NEG_INFINITY,
+            reported: HashSet::new(),
+            was_stuck: HashSet::new(),
+        }
     }
 }
 
 impl Memory {
-    /// Whether what other hosts have answered is still needed.
-    pub fn is_idle(&self) -> bool {
-        self.question.is_none() && self.suspects.is_empty()
+    /// A line about a long wait was printed then, by whichever rank.
+    pub fn note_line(&mut self, at: f64) {
+        self.line_at = self.line_at.max(at);
     }
 
-    /// Whether a question is under way that may still be answered.
-    pub fn expects_answers(&self, now: f64) -> bool {
-        self.question.as_ref().is_some_and(|question| now - question.at < ANSWER_TIME)
+    /// Whether there is a reason to look again soon.
+    pub fn is_suspicious(&self) -> bool {
+        !self.certain.is_empty() || self.stuck.is_some()
     }
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Asks all ranks what they do.
-    Ask(QuestionKind),
-    /// Asks the hosts that have not answered once more.
-    AskAgain,
     /// Prints what a wait waits for.
-    PrintLine(Key),
-    /// Prints what all ranks do, for a user who asked this rank.
-    PrintReport(i32),
-    /// Reports that a wait hangs, and ends the job.
+    Line(Key),
+    /// Says that the job looks stuck, and is ended in so many seconds (infinity: it is not).
+    Stuck(Key, Why, f64),
+    /// Reports a wait that can never complete, and ends the job.
     End(Key, Why),
 }
 
-/// The actions, and the state for the next decision.
-pub fn decide(state: &Observation, memory: &Memory, settings: &Settings, now: f64) -> (Memory, Vec<Action>) {
-    let mut next = memory.clone();
-    if let Some(question) = &mut next.question
-        && !state.is_answered
-        && memory.expects_answers(now)
-    {
-        let repeats = now - question.at >= ASK_AGAIN && !question.was_repeated;
-        question.was_repeated |= repeats;
-        return (next, repeats.then_some(Action::AskAgain).into_iter().collect());
+/// What the ranks do, as a number that changes where one of them goes on.
+fn signature(world: &World) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for (rank, it) in world {
+        (rank, it.begun, it.state as u8, it.waits.len()).hash(&mut hasher);
+        it.waits.iter().for_each(|wait| wait.id.hash(&mut hasher));
+        it.messages.iter().for_each(|messages| messages.hash(&mut hasher));
     }
-    let hung = if state.is_debugged { None } else { hung(state, &mut next, settings, now) };
-    if state.is_debugged {
-        next.suspects.clear();
-    }
-    let action = match next.question.take() {
-        Some(question) => conclude(state, &mut next, &question, hung, settings, now),
-        None => ask(state, &mut next, hung.is_some(), settings, now),
-    };
-    (next, action.into_iter().collect())
+    hasher.finish()
 }
 
-/// Asks all ranks, if there is a reason to.
-fn ask(
-    state: &Observation,
-    next: &mut Memory,
-    is_hung: bool,
-    settings: &Settings,
-    now: f64,
-) -> Option<Action> {
-    let before = next.asked.max(state.heard.last);
-    let another_reports = now - state.heard.end < 2.0 * ANSWER_TIME;
-    let is_due = || {
-        let first = if settings.host.1 > 1 { PATIENCE } else { f64::INFINITY };
-        waits(&state.world).any(|(_, _, wait)| has_come_to(first, wait, settings, now, before))
-    };
-    let kind = if state.report_for.is_some() {
-        QuestionKind::Report
-    } else if is_hung && !another_reports {
-        QuestionKind::End
-    } else if !state.is_debugged && is_due() {
-        QuestionKind::Status
-    } else {
-        return None;
-    };
-    let report_for = state.report_for;
-    next.question = Some(Question { kind, report_for, at: now, before, was_repeated: false });
-    Some(Action::Ask(kind))
+fn waits(world: &World) -> impl Iterator<Item = (Key, &Wait)> {
+    world.iter().flat_map(|(&rank, it)| it.waits.iter().map(move |wait| ((rank, wait.id), wait)))
 }
 
-/// What is done when the ranks have answered.
-fn conclude(
-    state: &Observation,
-    next: &mut Memory,
-    question: &Question,
-    hung: Option<(Key, Why)>,
-    settings: &Settings,
-    now: f64,
-) -> Option<Action> {
-    next.asked = now;
-    if let Some(rank) = question.report_for {
-        return Some(Action::PrintReport(rank));
-    }
-    // Of leaders that ask at the same time, only the first one reports.
-    if state.heard.before_this >= question.at - 1.0 {
+/// The action, if there is to be one. The waits' ages and `now` are of one clock.
+pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: f64) -> Option<Action> {
+    let is_halted = world.values().any(|it| it.is_halted);
+    let oldest = waits(world).map(|(_, wait)| wait.seconds).fold(0.0, f64::max);
+    memory.reported.retain(|key| super::state::wait_of(world, *key).is_some());
+    if is_halted || oldest < JUDGE_AFTER {
+        memory.certain.clear();
+        memory.stuck = None;
         return None;
     }
-    if question.kind == QuestionKind::End
-        && let Some((key, why)) = hung
-    {
-        next.reported.insert(key);
-        return Some(Action::End(key, why));
-    }
-    // A line about the oldest of the waits that are due; about an operation rather than a rank's end.
-    let is_due = |key: &Key, wait: &Wait| {
-        let is_old = has_come_to(settings.report_after, wait, settings, now, question.before);
-        is_old && !state.is_debugged && !next.reported.contains(key)
-    };
-    let due = waits(&state.world).filter(|(key, _, wait)| is_due(key, wait));
-    let age = |wait: &Wait| if wait.need == Need::End { 0.0 } else { wait.seconds };
-    due.max_by(|a, b| age(a.2).total_cmp(&age(b.2))).map(|(key, ..)| Action::PrintLine(key))
+    let verdict = Verdict::new(world);
+    certain(world, &verdict, memory, now)
+        .or_else(|| stuck(world, &verdict, memory, settings, now))
+        .or_else(|| line(world, memory, settings, now))
 }
 
-fn waits(world: &World) -> impl Iterator<Item = (Key, &RankStatus, &Wait)> {
-    world.iter().flat_map(|(&rank, it)| it.waits.iter().map(move |wait| ((rank, wait.id), it, wait)))
-}
-
-/// The wait for which the job should be ended: one is enough, of this host if there is one, whose last operations are known.
-/// Since when there has been a reason to, is written down for all waits.
-fn hung(state: &Observation, next: &mut Memory, settings: &Settings, now: f64) -> Option<(Key, Why)> {
-    let graph = Graph::new(&state.world, Trust::Proved);
-    let (moves, volume) = (graph.moves(), graph.volume());
-    let mut suspects = HashMap::new();
-    let mut found: Option<(bool, Key, Why)> = None;
-    for (key, rank, wait) in waits(&state.world).filter(|(key, ..)| !next.reported.contains(key)) {
-        let may_be_proved = wait.seconds >= PROVE_AFTER && rank.life != Life::Stopped && !rank.is_silent;
-        let why = if !wait.late.is_empty() {
-            Some(Why::Late)
-        } else if may_be_proved {
-            let is_still = !rank.moves && !moves;
-            graph.why(key.0, wait).filter(|why| is_still || matches!(why, Why::Gone(_)))
-        } else {
-            None
-        };
-        let Some(why) = why else { continue };
-        let since = next.suspects.get(&key).copied();
-        suspects.insert(key, since.unwrap_or(now));
-        let has_held = since
-            .is_some_and(|since| now - since >= patience(wait.volume().max(volume), &why) + delay(settings));
-        let has_details = !rank.last.is_empty();
-        if has_held && found.as_ref().is_none_or(|(other_has_details, ..)| has_details && !other_has_details)
-        {
-            found = Some((has_details, key, why));
+/// One wait is enough. Since when there has been a reason, is written down for all waits.
+fn certain(world: &World, verdict: &Verdict, memory: &mut Memory, now: f64) -> Option<Action> {
+    let mut found = HashMap::new();
+    let mut action = None;
+    for (key, wait) in waits(world).filter(|(_, wait)| wait.seconds >= JUDGE_AFTER) {
+        if memory.reported.contains(&key) {
+            continue;
+        }
+        let Some(why) = verdict.certain(key.0, wait) else { continue };
+        let since = memory.certain.get(&key).copied().unwrap_or(now);
+        found.insert(key, since);
+        if now - since >= PATIENCE && action.is_none() {
+            action = Some((key, why));
         }
     }
-    next.suspects = suspects;
-    next.reported.retain(|key| wait_of(&state.world, *key).is_some());
-    found.map(|(_, key, why)| (key, why))
+    memory.certain = found;
+    let (key, why) = action?;
+    memory.reported.insert(key);
+    Some(Action::End(key, why))
 }
 
-/// For how long a reason has to hold.
-fn patience(volume: f64, why: &Why) -> f64 {
-    match why {
-        Why::Late => 0.0,
-        Why::Gone(_) => PATIENCE,
-        // The largest message decides, whichever wait it is of: the others end after it.
-        Why::Finished(_) | Why::Stuck(_) => PATIENCE + volume / SLOWEST,
+fn stuck(world: &World, verdict: &Verdict, memory: &mut Memory, settings: &Settings, now: f64) -> Option<Action> {
+    if !verdict.is_stuck(settings.size) {
+        memory.stuck = None;
+        return None;
     }
-}
-
-/// How much later than the first host this one asks, so that few ask at the same time: the second one by
-/// a second, the next two by two, the next four by three, and so on.
-fn delay(settings: &Settings) -> f64 {
-    f64::from(usize::BITS - settings.host.0.leading_zeros())
-}
-
-/// Whether a wait has become as old as one of the ages at which ranks are asked, since they were asked `before`. These ages are
-/// `report_after`, twice as much, and so on, and half of it, and so on, down to `first` or `report_after`.
-fn has_come_to(first: f64, wait: &Wait, settings: &Settings, now: f64, before: f64) -> bool {
-    let reported = settings.report_after;
-    let unit = if reported.is_finite() { reported } else { USUAL_REPORT_AFTER };
-    let age = wait.seconds - delay(settings);
-    if age < first.min(reported) || (wait.need == Need::End && wait.seconds < END_PATIENCE) {
-        return false;
+    let now_do = signature(world);
+    let (_, since, is_said) = memory.stuck.filter(|(before, ..)| *before == now_do).unwrap_or((now_do, now, false));
+    memory.stuck = Some((now_do, since, is_said));
+    let waited = now - since;
+    let (key, why) = verdict.stuck()?;
+    if waited >= settings.deadlock_after && memory.was_stuck.insert(now_do) {
+        return Some(Action::End(key, why));
     }
-    let asked_at = unit * (age / unit).log2().floor().exp2();
-    let age_before = wait.seconds - (now - before);
-    asked_at >= first.min(reported) && age_before < (1.0 - SPREAD) * asked_at
+    if waited >= WARN_AFTER && !is_said {
+        memory.stuck = Some((now_do, since, true));
+        return Some(Action::Stuck(key, why, settings.deadlock_after - waited));
+    }
+    None
 }
 
-#[cfg(test)]
-mod simulation;
+/// A line about the oldest of the waits that are due.
+fn line(world: &World, memory: &mut Memory, settings: &Settings, now: f64) -> Option<Action> {
+    // Ages at which a line is printed: `report_after`, twice as much, and so on.
+    let unit = settings.report_after;
+    let is_due = |wait: &Wait| {
+        let due_at = unit * (wait.seconds / unit).log2().floor().exp2();
+        let age_before = wait.seconds - (now - memory.line_at);
+        wait.seconds >= unit && age_before < (1.0 - SPREAD) * due_at
+    };
+    let due = waits(world).filter(|(key, wait)| is_due(wait) && !memory.reported.contains(key));
+    let (key, _) = due.max_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds))?;
+    memory.line_at = now;
+    Some(Action::Line(key))
+}
+
 #[cfg(test)]
 mod tests;

@@ -1,34 +1,34 @@
 //! How a job is ended, or this rank: where an operation hangs, by a signal, with the launcher, by a library.
 //!
 //! Launchers end a job with `SIGTERM`; Python cannot handle `SIGINT` while the rank waits in an operation. A message says where
-//! the rank was.
+//! the ranks were.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::settings::watchdog;
-use super::waits::{self, Waits};
-use super::{python, report, this_rank};
+use super::{groups, python, read, report, waits};
+use crate::board::{Life, Once, board, own};
 use crate::finalize;
 use crate::output::print;
 use crate::record::{recorder, timeline};
 use crate::system::launcher::Launcher;
 use crate::system::signal;
-use crate::watch::job::host::HostFolder;
-use crate::watch::job::mail::QuestionKind;
 
 /// The job's exit status where an operation hangs. Not 124, which is timeout(1)'s, nor what shells and signals use.
 pub const HUNG: i32 = 97;
 /// For how long Python has to answer an interrupt.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// For how long the first rank that is terminated waits for the others of its host.
+const TOGETHER: Duration = Duration::from_millis(700);
+/// However MPI and standard error are, the process ends after so many seconds.
+const LAST_RESORT: u64 = 8;
 
-/// Tells the other ranks that this one has reported why the job ends, and removes the files that the job would leave.
+/// Tells the other ranks that this one has reported why the job ends.
 pub fn ending() {
     timeline::flush();
-    if let Some(watchdog) = watchdog() {
-        watchdog.host.end();
-    }
+    let _ = board().is_first_to(Once::Ending);
 }
 
 /// Launchers lose lines that are written just before the end.
@@ -46,20 +46,27 @@ pub fn abort_after(seconds: f64, code: i32) {
     });
 }
 
+/// Whatever happens from now on, this process ends, and its job with it: launchers end a job of which a process dies.
+pub fn arm(code: i32) {
+    static ARMED: AtomicBool = AtomicBool::new(false);
+    if !ARMED.swap(true, Ordering::Relaxed) {
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(LAST_RESORT));
+            exit_at_once(code);
+        });
+    }
+}
+
 /// Ends the job, after a report of why.
 pub fn end_job(code: i32) -> ! {
-    // Whatever state MPI is in: launchers end a job of which a process dies.
-    std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_secs(5));
-        exit_at_once(code);
-    });
-    let_launcher_read();
+    arm(code);
     ending();
+    let_launcher_read();
     finalize::abort(code);
     exit_at_once(code)
 }
 
-/// Ends this process, without what exit handlers would wait for.
+/// Ends this process, without what exit handlers would wait for. The board stays, for `python -m mpi4jax.report`.
 fn exit_at_once(code: i32) -> ! {
     // SAFETY: ends the process.
     unsafe { libc::_exit(code) }
@@ -96,28 +103,51 @@ pub fn take_signals(ask: Option<fn()>) {
     }
 }
 
-/// A signal has come that may end this rank.
-pub fn end_by_signal(signal: i32, host: &HostFolder) {
+/// A signal has come that may end this rank. Of the ranks of a host that are ended together, one says where they are.
+pub fn end_by_signal(signal: i32) {
     if signal == libc::SIGINT && !stays_in_operation() {
         return;
     }
     timeline::flush();
-    if !is_reported(host) {
-        let name = if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" };
-        let mut status = this_rank::status_now(host.size);
-        if status.waits.is_empty() {
-            status = this_rank::status(&Waits::default(), &python::python(), None);
+    let board = board();
+    if !board.has_been_done(Once::Ending) {
+        python::publish();
+        own().terminated.store(1, Ordering::Release);
+        let start = Instant::now();
+        if board.is_first_to(Once::Terminated) {
+            let is_over = |slot: &crate::board::Slot| {
+                slot.terminated.load(Ordering::Acquire) != 0 || slot.life() == Life::Finished
+            };
+            while start.elapsed() < TOGETHER && !board.here().all(|(_, slot)| is_over(slot)) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            say_terminated(if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" });
+            let_launcher_read();
+        } else {
+            // Its place is read from the board, where it also stays. The process would be gone for the one that looks.
+            std::thread::sleep(TOGETHER);
         }
-        let place = report::briefly(&status);
-        print(&format!("r{} | mpi4jax: {name} ends this rank, which is {place}\n", host.rank));
-        let_launcher_read();
     }
     signal::end_by(signal);
 }
 
-/// Whether a rank has reported why the job ends.
-fn is_reported(host: &HostFolder) -> bool {
-    host.is_ending() || host.question().is_some_and(|question| question.kind == QuestionKind::End)
+fn say_terminated(name: &str) {
+    let board = board();
+    let is_one = |slot: &crate::board::Slot| slot.terminated.load(Ordering::Acquire) != 0;
+    let places: Vec<(String, i32)> = board
+        .here()
+        .filter(|(_, slot)| is_one(slot))
+        .map(|(rank, slot)| (report::briefly(&read::status(slot, false)), rank))
+        .collect();
+    let rank = board.rank;
+    let text = match &places[..] {
+        [(place, _)] => format!("{name} ends this rank, which is {place}"),
+        _ => {
+            let ranks = places.iter().map(|(_, rank)| *rank).collect();
+            format!("{name} ends {}: {}", groups::ranks_in_words(&ranks), groups::in_words(places))
+        }
+    };
+    print(&format!("r{rank} | mpi4jax: {text}\n"));
 }
 
 /// Whether an operation that is under way stays so for a moment, in which Python's main thread cannot run.
@@ -137,24 +167,27 @@ fn stays_in_operation() -> bool {
     false
 }
 
-/// Called when this process exits: reports an operation in which a library has ended it, and leaves the folder of the job.
+/// Called when this process exits: reports an operation in which a library has ended it, and leaves the board.
 pub extern "C" fn at_exit() {
-    let Some(watchdog) = watchdog() else { return };
-    let host = &watchdog.host;
-    let is_expected = waits::has_ended() || host.is_ending();
-    if let (false, Some(record)) = (is_expected, recorder::running().first()) {
+    if watchdog().is_none() {
+        return;
+    }
+    let (board, slot) = (board(), own());
+    let is_expected = slot.life() >= Life::Finalizing || board.has_been_done(Once::Ending);
+    if let (false, Some(record)) = (is_expected, recorder::running(slot).first()) {
         // MPICH does so by itself after some errors, whatever is to be done with errors.
-        let hint = if record.site.op.row().is_collective() {
+        let hint = if record.op.row().is_collective() {
             "; if ranks differ in what they do here, MPI4JAX_CHECK=1 reports it before it runs"
         } else {
             ""
         };
-        print(&format!("r{} | mpi4jax: a library has ended this rank in {record}{hint}\n", host.rank));
+        print(&format!("r{} | mpi4jax: a library has ended this rank in {record}{hint}\n", board.rank));
         let_launcher_read();
     }
-    if waits::has_ended() && finalize::are_others_deleted_last() {
-        // The watchdog may not have seen it.
-        let _ = this_rank::publish(host, &this_rank::status_now(host.size));
+    if slot.life() == Life::Finalizing {
+        slot.set_life(Life::Finished);
     }
-    host.leave();
+    if slot.life() == Life::Finished && board.here().all(|(_, slot)| slot.life() == Life::Finished) {
+        board.remove();
+    }
 }

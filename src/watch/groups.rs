@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use crate::watch::job::ranks::{Ranks, grouped};
+use crate::board::ranks::{Ranks, grouped};
 
 /// How many lines a report has of what the ranks do.
 const LINES: usize = 16;
@@ -101,6 +101,17 @@ pub fn waited_for(ranks: impl IntoIterator<Item = (String, i32)>) -> String {
         text += &format!("; and {}", ranks_in_words(&all(&groups[3..])));
     }
     text
+}
+
+/// What ranks do, most first, in some words: "ranks 0-2 are in barrier #1; rank 3 is in Python at io.py:40".
+pub fn in_words(ranks: impl IntoIterator<Item = (String, i32)>) -> String {
+    let groups = at_most(3, ranks);
+    let part = |(state, members): &Group| format!("{} {} {state}", ranks_in_words(members), verb(members));
+    let mut parts: Vec<String> = groups.iter().take(3).map(part).collect();
+    if groups.len() > 3 {
+        parts.push(format!("{} do other things", ranks_in_words(&all(&groups[3..]))));
+    }
+    parts.join("; ")
 }
 
 fn verb(members: &Ranks) -> &'static str {

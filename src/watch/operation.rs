@@ -1,60 +1,64 @@
 //! What is done here where an operation begins, and where it ends.
 
-use super::compare::{self, CheckLevel, check_level, first, samples};
-use super::shared;
+use super::compare::{self, CheckLevel, check_level};
+use super::settings;
 use super::waits::notice;
-use crate::call::{Call, Phase};
+use crate::call::{Call, Phase, Site};
 use crate::error::Error;
+use crate::record::messages;
 use crate::record::recorder::Running;
-
-/// An operation that has begun.
-#[must_use]
-pub struct Begun {
-    has_sample: bool,
-    is_compared_at_once: bool,
-}
-
-impl Begun {
-    const UNSAMPLED: Self = Self { has_sample: false, is_compared_at_once: false };
-}
 
 /// An operation begins. An error: the ranks are about to do different things.
 #[inline]
-pub fn begin(call: &Call, running: &Running) -> (Begun, Result<(), Error>) {
+pub fn begin(call: &Call, running: &Running) -> Result<(), Error> {
     notice();
-    let (level, is_collective) = (check_level(), call.site.op.row().is_collective());
-    if is_collective
-        && running.sequence() == 1
-        && let Err(cause) = shared::compare_members(&call.site.comm)
-    {
-        return (Begun::UNSAMPLED, Err(call.site.error(cause)));
+    let (level, comm) = (check_level(), &call.site.comm);
+    if comm.size == 1 {
+        return Ok(());
     }
-    if level == CheckLevel::Operations && is_collective {
+    if !call.site.op.row().is_collective() {
+        if level != CheckLevel::Off && call.site.op.row().sends() {
+            messages::sends(call);
+        }
+        return Ok(());
+    }
+    if running.sequence() == 1 {
+        settings::compare_members(comm).map_err(|cause| call.site.error(cause))?;
+    }
+    match level {
+        CheckLevel::Off => Ok(()),
+        CheckLevel::Neighbours => compare::before(call, running),
         // What is started is asked about by `ask`, and judged in the wait.
-        let is_started = call.site.phase == Phase::Start;
-        let compared = if is_started { Ok(()) } else { compare::compare(call, running) };
-        return (Begun::UNSAMPLED, compared);
+        CheckLevel::Operations if call.site.phase == Phase::Start => Ok(()),
+        CheckLevel::Operations => compare::compare_all(call, running),
     }
-    let is_sampled = level != CheckLevel::Off && call.site.comm.size > 1 && samples::is_due(call, running);
-    if is_sampled {
-        samples::take(call, running);
-    }
-    let is_compared_at_once = is_sampled && first::is_due(call);
-    if is_compared_at_once {
-        first::before(call);
-    }
-    (Begun { has_sample: is_sampled && is_collective, is_compared_at_once }, Ok(()))
 }
 
-impl Begun {
-    /// It has ended.
-    #[inline]
-    pub fn end(self, call: &Call, running: &Running) {
-        if self.has_sample {
-            samples::end(&call.site.comm, running.sequence());
-        }
-        if self.is_compared_at_once {
-            first::after(call);
-        }
+/// An operation has ended, or the wait for one.
+#[inline]
+pub fn end(call: &Call, running: &Running) -> Result<(), Error> {
+    let row = call.site.op.row();
+    if call.site.comm.size == 1 {
+        return Ok(());
+    }
+    if row.is_collective() {
+        return if check_level() == CheckLevel::Neighbours { compare::after(call, running) } else { Ok(()) };
+    }
+    if row.sends() && call.site.phase != Phase::Start {
+        has_sent(call.site, call.envelope.dest);
+    }
+    if check_level() != CheckLevel::Off
+        && let Some(difference) = messages::difference()
+    {
+        compare::message(&difference);
+    }
+    Ok(())
+}
+
+/// What NCCL carries is received on a stream, and not counted.
+#[inline]
+pub fn has_sent(site: &Site, dest: i32) {
+    if site.transport != "nccl" {
+        messages::has_sent(&site.comm, dest);
     }
 }

@@ -2,52 +2,63 @@
 
 use std::path::Path;
 
-use super::decide::Key;
-use super::graph::{Graph, Trust, Why};
 use super::groups;
-use crate::comm::{self, origin::UNKNOWN};
+use super::state::{Key, Need, Peer, RankStatus, State, Wait, World, wait_of};
+use super::verdict::{Verdict, Why};
+use crate::board::ranks::Ranks;
+use crate::comm;
+use crate::comm::origin::UNKNOWN;
 use crate::mpilib::Tag;
-use crate::watch::job::ranks::Ranks;
-use crate::watch::job::status::{Life, Need, Peer, RankStatus, Wait, WaitId, World, wait_of};
 
 /// What a report is made of.
 pub struct Facts<'a> {
     pub world: &'a World,
     pub size: i32,
-    pub directory: &'a Path,
-    /// Why the ranks of this host could not be asked, if so.
-    pub trouble: Option<String>,
+    /// Where the report and the board are left, or why they are not.
+    pub left: Result<&'a Path, String>,
+    /// The ranks of this host have a board.
+    pub has_board: bool,
     /// Messages reach the other hosts.
     pub asks_hosts: bool,
 }
 
 fn operations(status: &RankStatus) -> Option<String> {
     let words: Vec<&str> =
-        status.waits.iter().filter(|wait| wait.need != Need::End).map(|wait| &*wait.words).collect();
+        status.waits.iter().map(|wait| &*wait.words).collect();
     (!words.is_empty()).then(|| format!("in {}", words.join("; and in ")))
 }
 
 /// What a rank does, in full.
 pub fn doing(status: &RankStatus) -> String {
+    let handles = if status.exception.is_empty() {
+        String::new()
+    } else {
+        format!("; it is handling {}", status.exception)
+    };
+    what(status) + &handles
+}
+
+fn what(status: &RankStatus) -> String {
     const ENDS: &str = "in MPI_Finalize, which calls what the program has attached to MPI.COMM_SELF";
-    let RankStatus { life, process, before, activity, python, .. } = status;
-    match (life, operations(status)) {
-        (Life::Gone, _) => return format!("gone: {process} has ended"),
-        (Life::Stopped, _) => return format!("stopped: {process} gets no time (SIGSTOP, or a debugger)"),
+    let RankStatus { state, process, before, activity, python, .. } = status;
+    match (state, operations(status)) {
+        (State::Gone, _) => return format!("gone: {process} has died{before}"),
+        (State::Stopped, _) => return format!("stopped: {process} gets no time (SIGSTOP, or a debugger)"),
         // A process without time, on a busy machine, has said before what it waits for.
-        (_, Some(words)) if status.is_silent => return format!("{words}; {process} has not answered yet"),
+        (_, Some(words)) if status.is_silent => return format!("{words}; {process} gets no time"),
         (_, Some(words)) if python.is_empty() || status.waits.iter().all(|wait| wait.has_line) => {
             return words;
         }
         (_, Some(words)) => return format!("{words}; Python is at {python}"),
-        (Life::Finished, _) => {}
-        (Life::Ends, _) => return format!("{ENDS}{before}"),
+        (State::Finished, _) => {}
+        (State::Finalizing, _) => return format!("{ENDS}{before}"),
         _ if status.is_silent => return format!("silent: {process} does not answer"),
         _ => {}
     }
-    let mut text: String = if *life == Life::Finished { "finished" } else { "in no operation" }.into();
+    let mut text: String = if *state == State::Finished { "finished" } else { "in no operation" }.into();
     for (before, part) in [("; ", activity), ("", before), ("; Python is at ", python)] {
-        if !part.is_empty() {
+        let is_over = *state == State::Finished && before != "";
+        if !part.is_empty() && !is_over {
             text += &format!("{before}{part}");
         }
     }
@@ -56,11 +67,11 @@ pub fn doing(status: &RankStatus) -> String {
 
 /// What a rank does, in a few words for a line.
 pub fn briefly(status: &RankStatus) -> String {
-    let RankStatus { life, activity, python, .. } = status;
-    let is_idle = *life == Life::Runs && !status.is_silent;
+    let RankStatus { state, activity, python, .. } = status;
+    let is_idle = *state == State::Runs && !status.is_silent;
     match operations(status) {
         Some(words) => words,
-        None if *life == Life::Finished => "finished".into(),
+        None if *state == State::Finished => "finished".into(),
         None if is_idle && !python.is_empty() => {
             let place = if activity.is_empty() { String::new() } else { format!(", where {activity}") };
             format!("in Python at {python}{place}")
@@ -75,12 +86,12 @@ impl Facts<'_> {
         if self.asks_hosts {
             "silent: no answer over MPI; the process, or the network, may be gone"
         } else {
-            "unknown: it has not imported mpi4jax, or does not share this directory"
+            "unknown: it has not imported mpi4jax, or is on another host"
         }
     }
 
     fn can_ask(&self) -> bool {
-        self.trouble.is_none() || self.asks_hosts
+        self.has_board || self.asks_hosts
     }
 
     /// What a rank does, as `words` says it.
@@ -95,7 +106,7 @@ impl Facts<'_> {
     }
 
     /// What all ranks do, and what one of them, the subject, did last.
-    pub fn report(&self, headline: &str, (subject, wait): (i32, Option<WaitId>), this_rank: i32) -> String {
+    pub fn report(&self, headline: &str, subject: i32, wait: Option<Key>, this_rank: i32) -> String {
         let mut text = format!("r{subject} | mpi4jax: {headline}\n");
         let ranks = if self.can_ask() { 0..self.size } else { this_rank..this_rank + 1 };
         text += &groups::lines(ranks.map(|rank| self.state(rank, doing)), |rank| self.seconds(rank));
@@ -107,19 +118,13 @@ impl Facts<'_> {
             text += &format!("  last operations of rank {subject}:\n");
             text.extend(status.last.iter().map(|line| format!("    {line}\n")));
         }
-        let hint = wait.and_then(|wait| self.hint((subject, wait)));
+        let hint = wait.and_then(|wait| self.hint(wait));
         text += &hint.map_or_else(String::new, |hint| format!("  {hint}\n"));
-        let directory = self.directory.display();
-        text + &match &self.trouble {
-            None => format!("  more: python -m mpi4jax.report {directory}\n"),
-            Some(error) if self.asks_hosts => {
-                format!("  no dumps are left: writing to {directory} failed: {error}\n")
-            }
-            Some(_) if self.size == 1 => String::new(),
-            Some(error) => format!(
-                "  the other ranks cannot be asked: writing to {directory} failed: {error}; MPI4JAX_DUMP_DIR names \
-                 another directory\n"
-            ),
+        text + &match &self.left {
+            Ok(path) => format!("  more: python -m mpi4jax.report {}\n", path.display()),
+            Err(why) if self.size > 1 && !self.has_board => format!("  the other ranks cannot be asked: {why}\n"),
+            Err(why) if self.size > 1 => format!("  this report is not left in a file: {why}\n"),
+            Err(_) => String::new(),
         }
     }
 
@@ -131,7 +136,6 @@ impl Facts<'_> {
             let late = wait.members.iter().filter(|&rank| self.is_late(key.0, wait, rank));
             let late: Vec<_> = late.map(|rank| self.state(rank, briefly)).collect();
             match (late.is_empty(), &wait.need) {
-                (true, Need::End) => return None,
                 (true, Need::Collective { comm, .. }) if comm.origin == UNKNOWN => {
                     line += ": all ranks have called it, and it is in progress, unless they are on different communicators of the \
                              same ranks, which is a deadlock";
@@ -143,14 +147,26 @@ impl Facts<'_> {
             let others: Ranks = wait.members.iter().filter(|rank| *rank != key.0).collect();
             line += &format!(" for {}", groups::ranks_in_words(&others));
         }
-        if let Some((cycle, missing)) = looks_stuck(self.world, key) {
-            line += &format!(
-                "; this looks like a deadlock: {}; it is not ended, because {missing}",
-                cycle_text(self.world, &cycle, key.0)
-            );
-        }
         line += &self.hint(key).map_or_else(String::new, |hint| format!("; {hint}"));
-        Some(line + "; the job goes on (MPI4JAX_TIMEOUT=seconds would end it)\n")
+        if let Some(why) = self.world.get(&key.0).and_then(|it| it.goes_on.as_ref()) {
+            line += &format!("; rank {} has {why}", key.0);
+        }
+        Some(line + "; the job continues (MPI4JAX_TIMEOUT=seconds would abort it)\n")
+    }
+
+    /// The warning about a job that is stuck, which is aborted in so many seconds.
+    pub fn stuck_line(&self, key: Key, why: &Why, left: f64) -> String {
+        let what = match why {
+            Why::Stuck(_) => cycle_text(self.world, key.0),
+            _ => wait_of(self.world, key).map_or_else(String::new, |wait| headline(self.world, key, wait, why)),
+        };
+        let ends = if left.is_finite() {
+            format!("aborting the job in {left:.0} s unless a rank goes on (MPI4JAX_DEADLOCK_AFTER)")
+        } else {
+            "the job is not aborted (MPI4JAX_DEADLOCK_AFTER=0)".into()
+        };
+        let hint = self.hint(key).map_or_else(String::new, |hint| format!("; {hint}"));
+        format!("r{} | mpi4jax: this looks like a deadlock: {what}{hint}; {ends}\n", key.0)
     }
 
     /// What is easily overlooked where a rank waits for a message that no rank is about to send.
@@ -188,7 +204,6 @@ impl Facts<'_> {
                     let is_it = |peer: &Peer| peer.rank.is_none_or(|rank| rank == other);
                     [from, to].into_iter().flatten().any(is_it)
                 }
-                Need::End => status.is_none_or(|it| it.life != Life::Finished),
                 Need::Stream => true,
             }
     }
@@ -196,38 +211,22 @@ impl Facts<'_> {
 
 /// The first line of a report of a wait that hangs.
 pub fn headline(world: &World, key: Key, wait: &Wait, why: &Why) -> String {
-    let name = if wait.need == Need::End { "the end of the job" } else { &*wait.words };
+    let name = &wait.words;
     match why {
         Why::Late => format!("{name} {}", wait.late),
         Why::Gone(rank) => {
             let process = world.get(rank).map_or("its process", |status| &status.process);
-            format!("{name} cannot end: rank {rank}, {process}, is gone")
+            format!("{name} can never complete: rank {rank} has died ({process})")
         }
-        Why::Finished(Some(rank)) => format!("{name} cannot end: rank {rank} has finished"),
-        Why::Finished(None) => format!("{name} cannot end: all other ranks have finished"),
-        Why::Stuck(_) => {
-            let cycle = Graph::new(world, Trust::Proved).cycle(key.0);
-            format!("deadlock: {}", cycle_text(world, &cycle, key.0))
-        }
+        Why::Finished(Some(rank)) => format!("{name} can never complete: rank {rank} has finished"),
+        Why::Finished(None) => format!("{name} can never complete: all other ranks have finished"),
+        Why::Stuck(_) => format!("deadlock: {}", cycle_text(world, key.0)),
     }
 }
 
-/// The ranks of a cycle of waits, and what is missing for a proof.
-fn looks_stuck(world: &World, key: Key) -> Option<(Vec<i32>, String)> {
-    let wait = wait_of(world, key)?;
-    let graph = Graph::new(world, Trust::Names);
-    let Some(Why::Stuck(_)) = graph.why(key.0, wait) else { return None };
-    let cycle = graph.cycle(key.0);
-    let could = |rank: &i32| Some((*rank, world[rank].other.as_ref()?));
-    if Graph::new(world, Trust::Threads).why(key.0, wait).is_none() {
-        return Some((cycle, "ranks may have named one communicator differently".into()));
-    }
-    let (rank, other) = cycle.iter().chain([&key.0]).find_map(could)?;
-    Some((cycle, format!("rank {rank} has {other} and could still communicate")))
-}
-
-/// The ranks of a cycle and what they wait for, begun at this rank if it is one of them.
-fn cycle_text(world: &World, cycle: &[i32], rank: i32) -> String {
+/// The ranks of a cycle of waits, which this rank is in, and what they wait for.
+fn cycle_text(world: &World, rank: i32) -> String {
+    let cycle = Verdict::new(world).cycle(rank);
     let start = cycle.iter().position(|&it| it == rank).unwrap_or(0);
     let order: Vec<i32> = cycle[start..].iter().chain(&cycle[..start]).copied().collect();
     let does = |rank: i32| {
@@ -256,12 +255,25 @@ fn cycle_text(world: &World, cycle: &[i32], rank: i32) -> String {
     if order.len() > 4 {
         text += &format!(", and so on ({} ranks)", order.len());
     }
-    text += &if order.len() > 1 {
+    let last = order[order.len() - 1];
+    let waits_for_itself = order.len() == 1 && Verdict::new(world).cycle(last) == [last] && waits_for(world, last, last);
+    text += &if waits_for_itself {
+        ", and waits for itself".into()
+    } else if order.len() > 1 && waits_for(world, last, order[0]) {
         format!(", and waits for rank {}", order[0])
     } else {
-        ", and waits for itself".into()
+        ", and no rank is about to serve it".into()
     };
     format!("{text}; {}", remedy(world, &order))
+}
+
+/// Whether a rank waits for this other one by name, or in what takes all.
+fn waits_for(world: &World, rank: i32, other: i32) -> bool {
+    let names = |end: &Option<Peer>| end.is_some_and(|end| end.rank.is_none_or(|it| it == other));
+    world[&rank].waits.iter().any(|wait| match &wait.need {
+        Need::Message { from, to, .. } => names(from) || names(to),
+        _ => rank != other && wait.members.contains(other),
+    })
 }
 
 fn remedy(world: &World, cycle: &[i32]) -> &'static str {

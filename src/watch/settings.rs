@@ -1,11 +1,20 @@
-//! The settings of the watchdog, and the state that its parts share.
+//! The settings of the watchdog, and those that all ranks must have alike.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::shared::Shared;
-use crate::watch::job::host::HostFolder;
+use super::groups::ranks_in_words;
+use crate::board::ranks::{Ranks, grouped};
+use crate::board::slot::hash;
+use crate::board::{Once, board, own};
+use crate::comm::{Comm, Group};
+use crate::error::Cause;
+use crate::output::print;
+
+/// Settings: name, what has to be equal of the value, and the value as the user wrote it, which is empty where it is unset.
+pub type Shared = Vec<(String, String, String)>;
 
 /// The settings of the watchdog.
 #[derive(Debug)]
@@ -14,32 +23,35 @@ pub struct Settings {
     /// Of this process, in `MPI_COMM_WORLD`.
     pub rank: i32,
     pub size: i32,
+    /// The job, by a name that no other job of this user has.
+    pub job: String,
+    /// Where a report is left.
     pub directory: PathBuf,
     /// After how many seconds an operation counts as hung; infinity: never.
     pub timeout: f64,
     /// Seconds until a warning about an operation that waits; infinity: never.
     pub report_after: f64,
+    /// Seconds until a job that is stuck is ended; infinity: never.
+    pub deadlock_after: f64,
     /// Whether a hung operation ends the job.
     pub abort: bool,
     /// Whether the program has no use of its own for `SIGUSR1`.
     pub takes_signal: bool,
-    /// Whether this is the first rank of its host.
+    /// Whether this is the first rank of its host, and whether all ranks are of it.
     pub is_first_here: bool,
+    pub on_one_host: bool,
     /// The descriptor of standard error as the user sees it.
     pub stderr: i32,
-    /// Whether the ranks certainly have one directory.
-    pub one_directory: bool,
     /// What all ranks must have alike.
     pub shared: Shared,
+    /// Version and build of this package.
+    pub build: String,
     /// Names of programs that start ranks.
     pub launchers: Vec<String>,
-    /// The folders of this package's code in Python, and of JAX's.
-    pub packages: Vec<String>,
 }
 
 pub struct Watchdog {
     pub settings: Settings,
-    pub host: HostFolder,
     pub started: Instant,
     /// The process that is watched: a forked child is no rank.
     process: u32,
@@ -52,16 +64,140 @@ pub fn watchdog() -> Option<&'static Watchdog> {
     WATCHDOG.get().filter(|watchdog| watchdog.process == std::process::id())
 }
 
-/// Whether a file is this package's or JAX's, whose code waits for threads of JAX's alone.
-pub fn is_ours_or_jax(file: &str) -> bool {
-    watchdog()
-        .is_some_and(|watchdog| watchdog.settings.packages.iter().any(|folder| file.starts_with(folder)))
-}
-
 /// The watchdog of this rank; none if there has been one before.
 pub fn make(settings: Settings) -> Option<&'static Watchdog> {
-    let host = HostFolder::new(settings.directory.clone(), settings.rank, settings.size);
-    let (process, started) = (std::process::id(), Instant::now());
-    WATCHDOG.set(Watchdog { settings, host, started, process }).ok()?;
+    WATCHDOG.set(Watchdog { settings, started: Instant::now(), process: std::process::id() }).ok()?;
     WATCHDOG.get()
+}
+
+fn meaning(shared: &Shared) -> u64 {
+    hash(shared.iter().map(|(name, meaning, _)| (name, meaning)).collect::<Vec<_>>())
+}
+
+/// Tells the other ranks of this host the settings of this one, which has taken its slot.
+pub fn publish(settings: &Settings) {
+    let slot = own();
+    slot.settings.write(&serde_json::to_string(&(&settings.shared, &settings.build)).unwrap_or_default());
+    slot.settings_hash.store(meaning(&settings.shared).max(1), Ordering::Release);
+}
+
+/// Settings and builds of these ranks, as far as they are known.
+fn known(ranks: impl Iterator<Item = i32>) -> Vec<(i32, (Shared, String))> {
+    let of = |rank| {
+        let slot = board().slot(rank)?;
+        (slot.settings_hash.load(Ordering::Acquire) != 0).then_some(())?;
+        Some((rank, serde_json::from_str(&slot.settings.read()).ok()?))
+    };
+    ranks.filter_map(of).collect()
+}
+
+/// In which settings these ranks of this host differ, in words. None: in none, as far as is known.
+pub fn difference_among(ranks: impl Iterator<Item = i32> + Clone) -> Option<String> {
+    let hash = own().settings_hash.load(Ordering::Relaxed);
+    let differs = |rank: i32| {
+        let other = board().slot(rank).map_or(0, |slot| slot.settings_hash.load(Ordering::Acquire));
+        other != 0 && other != hash
+    };
+    if !ranks.clone().any(differs) {
+        return None;
+    }
+    let known: Vec<(i32, Shared)> = known(ranks).into_iter().map(|(rank, (shared, _))| (rank, shared)).collect();
+    difference(&known)
+}
+
+/// Says once that ranks of this host run different builds of this package.
+pub fn compare_builds() {
+    let known = known(board().here().map(|(rank, _)| rank));
+    say_builds(known.into_iter().map(|(rank, (_, build))| (build, rank)).collect());
+}
+
+fn say_builds(builds: Vec<(String, i32)>) {
+    let groups = grouped(builds);
+    if groups.len() > 1 && board().is_first_to(Once::Builds) {
+        let part = |(build, ranks): &(String, Ranks)| format!("{build} on {}", ranks_in_words(ranks));
+        let parts = groups.iter().map(part).collect::<Vec<_>>().join(", ");
+        let rank = watchdog().map_or(0, |watchdog| watchdog.settings.rank);
+        print(&format!("r{rank} | mpi4jax: ranks run different builds of mpi4jax: {parts}; install one for all ranks\n"));
+    }
+}
+
+/// Compares the settings of all ranks, of which there are so many. Collective over `MPI_COMM_WORLD`.
+pub fn compare_all(settings: &Settings) -> Result<(), Cause> {
+    let ours = (&settings.shared, &settings.build);
+    let hash = hash((meaning(&settings.shared), &settings.build));
+    // The greatest number is also the least one if all are equal.
+    if Group::World.largest(hash)? == !Group::World.largest(!hash)? {
+        return Ok(());
+    }
+    let all = Group::World.all_bytes(&serde_json::to_vec(&ours).unwrap_or_default())?;
+    let all: Vec<(Shared, String)> =
+        all.iter().map(|text| serde_json::from_slice(text).unwrap_or_default()).collect();
+    let builds = (0..).zip(&all).map(|(rank, (_, build))| (build.clone(), rank)).collect();
+    if settings.rank == 0 {
+        say_builds(builds);
+    }
+    let shared: Vec<(i32, Shared)> = (0..).zip(all).map(|(rank, (shared, _))| (rank, shared)).collect();
+    difference(&shared).map_or(Ok(()), |message| Err(Cause::Setting { message }))
+}
+
+/// Compares the settings of the members of a communicator, at its first collective on this rank. Of ranks that have not come yet,
+/// or are on other hosts, nothing is known.
+#[cold]
+pub fn compare_members(comm: &Comm) -> Result<(), Cause> {
+    difference_among(comm.world.iter().copied()).map_or(Ok(()), |report| Err(Cause::Mismatch { report }))
+}
+
+/// In which settings ranks differ, in words. None: in none.
+fn difference(all: &[(i32, Shared)]) -> Option<String> {
+    let of = |settings: &Shared, name: &str| {
+        let found = settings.iter().find(|(other, ..)| other == name);
+        found.map(|(_, meaning, value)| (meaning.clone(), value.clone())).unwrap_or_default()
+    };
+    let mut parts = Vec::new();
+    for (name, ..) in all.first().into_iter().flat_map(|(_, settings)| settings) {
+        let (meanings, values): (Vec<_>, Vec<_>) = all.iter().map(|(_, settings)| of(settings, name)).unzip();
+        if meanings.iter().any(|meaning| *meaning != meanings[0]) {
+            let part = |(value, ranks): &(String, Ranks)| {
+                let value = if value.is_empty() { "unset".into() } else { format!("{value:?}") };
+                format!("{value} on {}", ranks_in_words(ranks))
+            };
+            let groups = grouped(values.into_iter().zip(all.iter().map(|(rank, _)| *rank)));
+            parts.push(format!("{name} is {}", groups.iter().map(part).collect::<Vec<_>>().join(", ")));
+        }
+    }
+    (!parts.is_empty()).then(|| {
+        format!(
+            "settings differ between ranks: {}; all ranks must have the same (mpiexec of Open MPI passes \
+             variables on to other hosts with -x NAME)",
+            parts.join("; ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_names_variables_ranks_and_values() {
+        let settings = |one: &str, other: &str| -> Shared {
+            [("A", one), ("B", other)].map(|(name, value)| (name.into(), value.into(), value.into())).into()
+        };
+        let all = [(0, settings("1", "")), (3, settings("", "")), (4, settings("1", ""))];
+        let words = difference(&all).unwrap_or_default();
+        assert!(words.contains(": A is \"1\" on ranks 0, 4, unset on rank 3; all"), "{words}");
+        let words = difference(&[(0, settings("1", "x")), (1, settings("1", "y"))]).unwrap_or_default();
+        assert!(words.contains(": B is \"x\" on rank 0, \"y\" on rank 1; all"), "{words}");
+        assert_eq!(difference(&all[..1]), None);
+    }
+
+    #[test]
+    fn values_that_mean_the_same_are_no_difference() {
+        let settings = |meaning: &str, value: &str| -> Shared {
+            vec![("A".into(), "1".into(), value.into()), ("B".into(), meaning.into(), value.into())]
+        };
+        let all = [(0, settings("", "x")), (1, settings("y", "y")), (2, settings("", ""))];
+        let words = difference(&all).unwrap_or_default();
+        assert!(words.contains(": B is \"x\" on rank 0, \"y\" on rank 1, unset on rank 2; all"), "{words}");
+    }
 }

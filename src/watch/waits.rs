@@ -1,39 +1,19 @@
-//! What this process waits for: operations, and calls of Python's that are none. And for how long it may.
+//! What this process waits for besides operations, for how long it may, and when its watchdog sleeps.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use crate::comm::origin::FREED;
-use crate::comm::{self, Comm};
-use crate::finalize;
-use crate::mpilib::wildcards;
+use super::read;
+use super::state::{Need, Wait, WaitId};
+use crate::board::ranks::Ranks;
+use crate::board::own;
+use crate::comm::Comm;
 use crate::record::clock;
-use crate::record::recorder::{self, Record};
 use crate::sync::lock;
-use crate::system::signal;
+use crate::system::{signal, this_thread};
 use crate::transport;
-use crate::watch::job::ranks::Ranks;
-use crate::watch::job::status::{CommId, Need, Peer, Wait, WaitId};
-
-static ENDS: AtomicBool = AtomicBool::new(false);
-
-/// `MPI_Finalize` begins.
-pub fn end() {
-    ENDS.store(true, Ordering::Release);
-}
-
-/// Whether `MPI_Finalize` has begun: no operation begins any more.
-pub fn has_ended() -> bool {
-    ENDS.load(Ordering::Acquire)
-}
-
-/// Whether this rank begins nothing any more, neither with this package nor without: what the program has attached to `MPI_COMM_SELF`
-/// has been called too.
-pub fn has_finished() -> bool {
-    has_ended() && finalize::are_others_deleted()
-}
 
 // ---- Calls that are no operations
 
@@ -44,16 +24,15 @@ struct Blocked {
     /// The ranks that take part; None: all.
     members: Option<Ranks>,
     started: u64,
-    thread: (u64, i32),
+    thread: i32,
 }
 
 /// Threads may be in one each.
 static BLOCKED: Mutex<Vec<Blocked>> = Mutex::new(Vec::new());
 
 /// This thread is about to wait for all ranks.
-#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_enter"))]
-pub fn enter(words: String) {
-    enter_with(words, None);
+pub fn enter(words: &str) {
+    enter_with(words.into(), None);
 }
 
 /// This thread is about to wait for the ranks of a communicator.
@@ -63,18 +42,22 @@ pub fn enter_on(comm: &Comm, words: String) {
 
 fn enter_with(words: String, members: Option<Ranks>) {
     static CALLS: AtomicU64 = AtomicU64::new(0);
-    let (number, thread) = (CALLS.fetch_add(1, Ordering::Relaxed), recorder::this_thread());
+    let (number, thread) = (CALLS.fetch_add(1, Ordering::Relaxed), this_thread());
     lock(&BLOCKED).push(Blocked { number, words, members, started: clock::ticks(), thread });
     notice();
 }
 
 /// The last call that this thread has entered has ended.
-#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_leave"))]
 pub fn leave() {
-    let (mut blocked, thread) = (lock(&BLOCKED), recorder::this_thread());
+    let (mut blocked, thread) = (lock(&BLOCKED), this_thread());
     if let Some(last) = blocked.iter().rposition(|call| call.thread == thread) {
         blocked.remove(last);
     }
+}
+
+/// The threads that are in such calls.
+pub fn threads() -> Vec<i32> {
+    lock(&BLOCKED).iter().map(|call| call.thread).collect()
 }
 
 // ---- The watchdog sleeps while nothing is under way
@@ -119,7 +102,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Its name in reports, after "has not ended after".
+    /// Its name in reports, after "has not completed after".
     fn name(&self) -> String {
         let seconds = self.seconds;
         if self.since.is_some() {
@@ -154,129 +137,82 @@ pub fn leave_limit(number: u64) {
     lock(&PARTS).retain(|(part, _)| *part != number);
 }
 
-/// The limit that holds now, in a job with this time-out.
+/// The limit that holds now, in a job with this timeout.
 pub fn current_limit(job: f64) -> Limit {
     lock(&PARTS).last().map_or(Limit { seconds: job, since: None }, |(_, limit)| *limit)
 }
 
 // ---- Waits
 
+/// What is under way: operations, and calls of Python's.
+pub fn under_way() -> Vec<WaitId> {
+    read::waits(own()).iter().map(|wait| wait.id).collect()
+}
+
+/// Waits that are no operations, of a job of so many ranks.
+fn others(size: i32) -> Vec<Wait> {
+    let wait = |id, need, members, seconds, words, late| Wait {
+        id,
+        need,
+        members,
+        seconds,
+        words,
+        late,
+        has_line: false,
+    };
+    let call = |it: &Blocked| {
+        let members = it.members.clone().unwrap_or_else(|| Ranks::all(size));
+        let seconds = clock::seconds_since(it.started);
+        wait(WaitId::Call(it.number), Need::Call, members, seconds, it.words.clone(), String::new())
+    };
+    let mut waits: Vec<Wait> = lock(&BLOCKED).iter().map(call).collect();
+    waits.extend(transport::unfinished().into_iter().map(|op| {
+        let members = op.comm.world.iter().copied().collect();
+        let late = op.failure.as_ref().map_or_else(String::new, |failure| format!("failed: {failure}"));
+        wait(WaitId::Stream(op.number), Need::Stream, members, op.seconds, op.to_string(), late)
+    }));
+    waits
+}
+
 /// What this process waits for, as it goes on.
 #[derive(Default)]
 pub struct Waits {
+    /// The oldest last, with the time that this process has waited.
     list: Vec<Wait>,
-    /// The threads that wait, as Python knows them and as the system does.
-    threads: Vec<(u64, i32)>,
-}
-
-pub fn comm_id(comm: &Comm) -> CommId {
-    let name = if comm.has_own_name() { comm.id } else { 0 };
-    CommId { class: comm.class, origin: comm.origin, name }
-}
-
-fn need_of(record: &Record) -> Need {
-    let (comm, row, any) = (&record.site.comm, record.site.op.row(), wildcards());
-    if row.is_collective() {
-        return Need::Collective { comm: comm_id(comm), number: record.sequence };
-    }
-    let end = |takes_part: bool, rank: i32, tag: i32| {
-        let world = |rank| comm.world_rank(rank).filter(|rank| *rank >= 0).unwrap_or(Ranks::ELSEWHERE);
-        (takes_part && rank != any.proc_null).then(|| Peer {
-            rank: (rank != any.source).then(|| world(rank)),
-            tag: (tag != any.tag).then_some(tag),
-        })
-    };
-    let from = end(row.receives(), record.source, record.recvtag);
-    let to = end(row.sends(), record.dest, record.sendtag);
-    Need::Message { comm: comm_id(comm), from, to }
-}
-
-/// Messages that this rank has started and not waited for: other ranks may wait for them.
-pub fn started() -> Vec<Need> {
-    transport::outstanding().iter().map(need_of).filter(|need| matches!(need, Need::Message { .. })).collect()
-}
-
-fn wait(id: WaitId, need: Need, members: Ranks, seconds: f64, words: String) -> Wait {
-    Wait { id, need, members, seconds, bytes: 0, late: String::new(), words, has_line: false }
-}
-
-/// A wait as its record describes it, which names a line only in compiled functions.
-fn wait_of(record: &Record) -> Wait {
-    let members = record.site.comm.world.iter().copied().collect();
-    let bytes = record.count.saturating_mul(record.dtype.map_or(0, |dtype| dtype.size() as u64));
-    let has_line = !record.location().is_empty();
-    let id = WaitId::Operation(record.ticket);
-    let wait = wait(id, need_of(record), members, record.seconds(), record.to_string());
-    Wait { bytes, has_line, ..wait }
-}
-
-/// What is under way: operations, and calls of Python's.
-pub fn under_way() -> Vec<WaitId> {
-    Waits::now(0).list.iter().map(|wait| wait.id).collect()
+    published: String,
 }
 
 impl Waits {
-    /// What this process waits for now, of a job of so many ranks.
-    fn now(size: i32) -> Self {
-        let mut waits = Self::default();
-        for record in recorder::running() {
-            waits.list.push(wait_of(&record));
-            waits.threads.push(record.thread);
-        }
-        for Blocked { number, words, members, started, thread } in &*lock(&BLOCKED) {
-            let members = members.clone().unwrap_or_else(|| Ranks::all(size));
-            waits.list.push(wait(
-                WaitId::Call(*number),
-                Need::Call,
-                members,
-                clock::seconds_since(*started),
-                words.clone(),
-            ));
-            waits.threads.push(*thread);
-        }
-        for op in transport::unfinished() {
-            let members = op.comm.world.iter().copied().collect();
-            let late = op.failure.as_ref().map_or_else(String::new, |failure| format!("failed: {failure}"));
-            let wait = wait(WaitId::Stream(op.number), Need::Stream, members, op.seconds, op.to_string());
-            waits.list.push(Wait { late, ..wait });
-        }
-        if has_finished() {
-            let words = "this rank has finished, and".into();
-            let end = wait(WaitId::End, Need::End, Ranks::all(size), 0.0, words);
-            waits.list.push(Wait { has_line: true, ..end });
-        }
-        waits
-    }
-
-    /// Updates the list, after so many seconds in which this process ran.
+    /// Updates the list, after so many seconds in which this process ran, and tells others what is no operation.
     pub fn update(&mut self, passed: f64, limit: &Limit, size: i32) {
+        let text = match others(size) {
+            others if others.is_empty() => String::new(),
+            others => serde_json::to_string(&others).unwrap_or_default(),
+        };
+        if text != self.published {
+            own().waits.write(&text);
+            self.published = text;
+        }
         let before: HashMap<WaitId, f64> = self.list.iter().map(|wait| (wait.id, wait.seconds)).collect();
-        *self = Self::now(size);
+        self.list = read::waits(own());
         for wait in &mut self.list {
             // A process that was stopped has not waited meanwhile.
             wait.seconds = before.get(&wait.id).map_or(wait.seconds.min(passed), |before| before + passed);
-            if limit.left(wait.seconds) < 0.0 && wait.need != Need::End && wait.late.is_empty() {
-                wait.late = format!("has not ended after {}", limit.name());
+            if limit.left(wait.seconds) < 0.0 && wait.late.is_empty() {
+                wait.late = format!("has not completed after {}", limit.name());
             }
         }
     }
 
-    pub fn list(&self) -> &[Wait] {
-        &self.list
+    /// A wait that is too long, or has failed.
+    pub fn late(&self) -> Option<&Wait> {
+        self.list.iter().find(|wait| !wait.late.is_empty())
     }
 
     /// The members of collectives that this rank has waited in for a while; the making of the default communicator is one.
-    pub fn collectives(&self, size: i32) -> impl Iterator<Item = &Ranks> {
-        let is_one = move |wait: &&Wait| match wait.need {
-            Need::Collective { .. } => true,
-            Need::Call => wait.members == Ranks::all(size),
-            _ => false,
-        };
-        self.list.iter().filter(|wait| wait.seconds > 1.0).filter(is_one).map(|wait| &wait.members)
-    }
-
-    pub fn threads(&self) -> &[(u64, i32)] {
-        &self.threads
+    pub fn collectives(&self) -> impl Iterator<Item = &Ranks> {
+        let is_one = |wait: &&Wait| matches!(wait.need, Need::Collective { .. } | Need::Call) && wait.seconds > 1.0;
+        self.list.iter().filter(is_one).map(|wait| &wait.members)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -292,15 +228,6 @@ impl Waits {
         let limited = self.list.iter().filter(|wait| wait.late.is_empty());
         limited.map(|wait| limit.left(wait.seconds)).fold(f64::INFINITY, f64::min)
     }
-}
-
-/// How many collectives this rank has begun on each communicator; of those that were freed, the most on one of a class.
-pub fn counts() -> Vec<(CommId, u64)> {
-    let live = comm::live();
-    let live = live.iter().map(|comm| (comm_id(comm), comm.collectives.load(Ordering::Relaxed)));
-    let freed = comm::freed_collectives();
-    let freed = freed.into_iter().map(|(class, count)| (CommId { class, origin: FREED, name: 0 }, count));
-    live.chain(freed).collect()
 }
 
 #[cfg(test)]
@@ -324,13 +251,13 @@ mod tests {
     /// What has ended when the watchdog looks is no reason to miss what comes next.
     #[test]
     fn what_was_short_wakes_the_watchdog_once_and_it_says_again_that_it_sleeps() {
-        let (reader, writer) = signal::pipe().unwrap();
-        signal::open(writer);
+        signal::open(&own().bell);
         for _ in 0..2 {
+            let before = own().bell.load(Ordering::Relaxed);
             while !sleep() {}
             notice();
             // Another test may have been faster to wake it.
-            while signal::wait(&reader, None, None, 0.01).signals.is_empty() {}
+            while own().bell.load(Ordering::Relaxed) == before {}
             assert!(!sleep(), "what begins now would wake no thread");
         }
         awake();
@@ -338,15 +265,18 @@ mod tests {
 
     #[test]
     fn calls_of_several_threads_are_seen_and_their_limits_count_from_their_own_start() {
-        enter("A.Free".into());
-        std::thread::spawn(|| enter("B.Free".into())).join().unwrap();
+        enter("A.Free");
+        std::thread::spawn(|| enter("B.Free")).join().unwrap();
         let entered = Instant::now();
         let job = Limit { seconds: 3.0, since: None };
         let mut part = Limit { seconds: 1.5, since: Some(entered) };
         let mut waits = Waits::default();
-        let late = |waits: &Waits| waits.list().iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
+        let calls = |waits: &Waits| -> Vec<Wait> {
+            waits.list.iter().filter(|wait| wait.need == Need::Call).cloned().collect()
+        };
+        let late = |waits: &Waits| calls(waits).iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
         (0..3).for_each(|_| waits.update(1.0, &job, 2));
-        let words: Vec<&str> = waits.list().iter().map(|wait| &*wait.words).collect();
+        let words: Vec<String> = calls(&waits).into_iter().map(|wait| wait.words).collect();
         assert_eq!(words, ["A.Free", "B.Free"]);
         assert_eq!(late(&waits), [false; 2]);
         waits.update(1.0, &part, 2);
@@ -360,6 +290,6 @@ mod tests {
         assert!(waits.next_limit(&never) > 1e19);
         leave();
         waits.update(1.0, &job, 2);
-        assert_eq!(waits.list().len(), 1, "this thread's has ended");
+        assert_eq!(calls(&waits).len(), 1, "this thread's has ended");
     }
 }

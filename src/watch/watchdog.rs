@@ -1,59 +1,66 @@
-//! The thread that notices operations that do not end.
+//! The thread that notices operations that do not complete.
 //!
-//! It sleeps while nothing is under way. It publishes the [status](super::this_rank) of this rank, and does the work of the
-//! [leader](super::leader) of the host if this rank is that.
+//! It sleeps at a bell while nothing is under way. While an operation of this rank waits, it looks now and then. Of the ranks of a
+//! host that wait, one leads: it reads the states of all from the board, asks other hosts, and carries out what
+//! [`decide`](super::decide) returns. A leader that does not look any more is replaced by the next rank that does.
 
-use std::io::PipeReader;
+use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
-use std::sync::Mutex;
+use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::compare::samples;
-use super::end;
-use super::leader::Leader;
-use super::settings::Watchdog;
-use super::shared;
-use super::succession::Succession;
-use super::this_rank::ThisRank;
-use super::waits::{self, Limit};
-use crate::finalize;
+use super::decide::{self, Action, Memory};
+use super::end::{self, HUNG};
+use super::hosts::{Mail, Message, Question, QuestionKind};
+use super::report::{self, Facts};
+use super::settings::{self, Watchdog};
+use super::state::{Key, WaitId, World, compare_origins, wait_of};
+use super::verdict::{Verdict, Why};
+use super::waits::{self, Limit, Waits};
+use super::{compare, default, link, python, read};
+use crate::board::ranks::Ranks;
+use crate::board::slot::milliseconds;
+use crate::board::{Life, Slot, board, own};
+use crate::mpilib::is_running;
 use crate::output::print;
-use crate::record::recorder;
-use crate::record::timeline;
-use crate::sync::lock;
+use crate::record::{recorder, timeline};
+use crate::system::folder::Folder;
 use crate::system::launcher::Launcher;
-use crate::system::signal::{self, Woken};
-use crate::watch::job::host::HostFolder;
-use crate::watch::job::link;
+use crate::system::{os, signal};
 
-/// The job's exit status where ranks did different things.
-const DIFFERENT: i32 = 1;
 /// How long the watchdog sleeps while operations come and go; and while one waits, at first and in the end. In seconds.
 const BEAT: f64 = 2.0;
-const WAIT_BEATS: [f64; 2] = [1.0, 3.0];
-/// How often a rank that does nothing looks whether its files are still there.
-const LOOK: f64 = 10.0;
-/// How often answers are looked for.
+const WAIT_BEATS: [f64; 2] = [1.0, 2.5];
+/// How often a rank that does nothing looks whether its launcher lives.
+const LOOK: f64 = 5.0;
+/// How often answers are looked for, and for how long.
 const LISTEN: f64 = 0.05;
-/// When a rank compares what it did with its neighbours for the first time, and then after twice as long each time.
-const COMPARE: Duration = Duration::from_secs(5);
+const ANSWER_TIME: f64 = 5.0;
+/// How long the ranks of a host have to say where Python is.
+const PLACE_TIME: Duration = Duration::from_millis(1500);
+/// A leader that has not looked for so many milliseconds is replaced.
+const LEASE: u64 = 6_000;
+/// Other hosts are asked when a wait is so old, and then at intervals of half its age between these.
+const ASK_AFTER: f64 = 3.0;
+const ASK_EVERY: [f64; 2] = [3.0, 15.0];
+/// A thread that uses more of a processor goes on.
+const BUSY: f64 = 0.01;
 
-pub fn run(watchdog: &'static Watchdog, pipe: &PipeReader) {
-    let Watchdog { settings, host, .. } = watchdog;
-    let launcher = Launcher::parent(&settings.launchers);
-    let ended = launcher.as_ref().and_then(|launcher| launcher.ended.as_ref());
-    let mut observer = Observer::new(watchdog);
+pub fn run(watchdog: &'static Watchdog) {
+    let launcher = Launcher::parent(&watchdog.settings.launchers);
+    let (mut observer, mut seen) = (Observer::new(watchdog), 0);
     loop {
         let pause = observer.pause();
         let began = Instant::now();
-        let woken = signal::wait(pipe, host.pipe().as_deref(), ended, pause);
+        let signals = signal::wait(&own().bell, &mut seen, pause);
         // A process that was stopped has not waited meanwhile.
         let passed = began.elapsed().as_secs_f64().min(2.0 * pause.min(BEAT));
         if let Some(launcher) = launcher.as_ref().filter(|launcher| launcher.is_gone()) {
-            end::end_with_launcher(launcher, host.rank);
+            end::end_with_launcher(launcher, watchdog.settings.rank);
         }
         // Whatever goes wrong here, the next hang is noticed.
-        let step = AssertUnwindSafe(|| observer.step(passed, &woken));
+        let step = AssertUnwindSafe(|| observer.step(passed, &signals));
         if std::panic::catch_unwind(step).is_err() {
             observer = Observer::new(watchdog);
             std::thread::sleep(Duration::from_secs(1));
@@ -61,21 +68,34 @@ pub fn run(watchdog: &'static Watchdog, pipe: &PipeReader) {
     }
 }
 
-/// Ends the job if this rank's operations differ from those of its neighbours. A difference that is not proved is a line, once.
-pub fn compare(host: &HostFolder) {
-    /// One thread compares at a time: at the end of the program, the main thread would end the process, without an error,
-    /// before this one has ended the job.
-    static COMPARING: Mutex<()> = Mutex::new(());
-    let _guard = lock(&COMPARING);
-    let is_end = waits::has_ended() || finalize::is_ending();
-    let Some(difference) = samples::difference(host, is_end) else { return };
-    // Of the ranks that find one, one prints it.
-    if host.is_first_to(if difference.is_proved { "differs" } else { "doubt" }) {
-        print(&format!("r{} | mpi4jax: {}\n", host.rank, difference.report));
-        if difference.is_proved {
-            end::end_job(DIFFERENT);
-        }
+/// Has ranks of this host say where their Python is, and waits for that.
+fn ask_places(ranks: impl Fn(i32) -> bool) {
+    let me = board().rank as i32;
+    let asked: Vec<&Slot> = board()
+        .here()
+        .filter(|&(rank, slot)| rank != me && ranks(rank) && slot.life() == Life::Runs)
+        .map(|(_, slot)| slot)
+        .collect();
+    for slot in &asked {
+        slot.asked.fetch_add(1, Ordering::AcqRel);
+        signal::ring(&slot.bell);
     }
+    python::publish();
+    let start = Instant::now();
+    let is_open = |slot: &&Slot| slot.answered.load(Ordering::Acquire) != slot.asked.load(Ordering::Acquire);
+    while start.elapsed() < PLACE_TIME && asked.iter().any(|slot| is_open(slot)) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The exceptions that these ranks are handling, a line each.
+pub fn exceptions(ranks: &[i32]) -> String {
+    ask_places(|rank| ranks.contains(&rank));
+    let of = |&rank: &i32| {
+        let status = read::status(board().slot(rank)?, false);
+        (!status.exception.is_empty()).then(|| format!("\n  rank {rank} is handling {}", status.exception))
+    };
+    ranks.iter().filter_map(of).collect()
 }
 
 /// What the watchdog has observed.
@@ -83,14 +103,21 @@ struct Observer {
     watchdog: &'static Watchdog,
     /// Seconds in which this process ran.
     clock: f64,
-    this_rank: ThisRank,
-    leader: Leader,
-    /// Which rank leads this host; -1: not known yet.
-    leader_rank: i32,
-    succession: Succession,
+    waits: Waits,
+    /// Processor time of the threads, and when.
+    threads: (HashMap<i32, f64>, f64),
+    memory: Memory,
+    /// When each wait began, by the clock.
+    since: HashMap<Key, f64>,
+    /// What other hosts have answered; when they were asked; and when a host before this one has asked.
+    far: World,
+    asked: Option<f64>,
+    asked_at: f64,
+    heard_at: f64,
     /// How many operations had begun at the last beat.
     begun: u64,
-    compare_at: Duration,
+    /// Waits that were too long and have been reported.
+    late: HashSet<WaitId>,
 }
 
 impl Observer {
@@ -98,12 +125,16 @@ impl Observer {
         Self {
             watchdog,
             clock: 0.0,
-            this_rank: ThisRank::default(),
-            leader: Leader::new(&watchdog.host, &watchdog.settings),
-            leader_rank: -1,
-            succession: Succession::default(),
+            waits: Waits::default(),
+            threads: (HashMap::new(), 0.0),
+            memory: Memory::default(),
+            since: HashMap::new(),
+            far: World::new(),
+            asked: None,
+            asked_at: f64::NEG_INFINITY,
+            heard_at: f64::NEG_INFINITY,
             begun: 0,
-            compare_at: COMPARE,
+            late: HashSet::new(),
         }
     }
 
@@ -114,20 +145,17 @@ impl Observer {
     /// For how long this thread sleeps, in seconds.
     fn pause(&mut self) -> f64 {
         let limit = self.limit();
-        let shortest = limit.seconds.min(self.watchdog.settings.report_after) / 4.0;
-        let longest = self.this_rank.waits.longest().max(self.leader.longest());
+        let settings = &self.watchdog.settings;
+        let shortest = limit.seconds.min(settings.report_after).min(settings.deadlock_after) / 4.0;
         let begun = recorder::count();
-        let pause = if self.leader.is_asking() {
+        let pause = if self.asked.is_some() {
             LISTEN
-        } else if !self.this_rank.waits.is_empty() || longest > 0.0 {
-            let next = self.this_rank.waits.next_limit(&limit) + 0.01;
-            (longest / 8.0).clamp(WAIT_BEATS[0], WAIT_BEATS[1]).min(next).min(shortest)
-        } else if waits::has_ended() {
-            WAIT_BEATS[0] // This rank finishes soon, and nothing wakes this thread then.
+        } else if !self.waits.is_empty() {
+            let next = self.waits.next_limit(&limit) + 0.01;
+            (self.waits.longest() / 8.0).clamp(WAIT_BEATS[0], WAIT_BEATS[1]).min(next).min(shortest)
         } else if begun == self.begun && waits::sleep() {
-            // An operation that begins, and a rank that asks or waits, wake this thread.
-            let next = self.compare_at.saturating_sub(self.watchdog.started.elapsed());
-            next.as_secs_f64().clamp(BEAT, LOOK)
+            // An operation that begins, and a rank that asks, wake this thread.
+            LOOK
         } else {
             // Also where this thread is about to sleep: what begins at this moment may not have seen that.
             BEAT.min(shortest)
@@ -136,79 +164,306 @@ impl Observer {
         pause.max(0.02)
     }
 
-    fn step(&mut self, passed: f64, woken: &Woken) {
-        let host = &self.watchdog.host;
+    fn step(&mut self, passed: f64, signals: &[i32]) {
+        let slot = own();
         self.clock += passed;
         timeline::flush();
-        if let Some(words) = host.mend(waits::has_finished()) {
-            print(&format!("r{} | mpi4jax: {words}\n", host.rank));
+        let asked = slot.asked.load(Ordering::Acquire);
+        if asked != slot.answered.load(Ordering::Acquire) {
+            python::publish();
+            slot.answered.store(asked, Ordering::Release);
         }
-        if HostFolder::is_asked_to_compare(&woken.messages) {
-            compare(host);
+        if slot.life() == Life::Finalizing && !is_running() {
+            slot.set_life(Life::Finished);
         }
-        if self.watchdog.started.elapsed() >= self.compare_at {
-            compare(host);
-            self.compare_at *= 2;
+        default::serve(self.watchdog);
+        self.waits.update(passed, &self.limit(), self.watchdog.settings.size);
+        for &signal in signals {
+            match signal {
+                libc::SIGUSR1 => self.report(),
+                signal => end::end_by_signal(signal),
+            }
         }
-        self.this_rank.waits.update(passed, &self.limit(), host.size);
+        self.listen();
+        if self.waits.is_empty() {
+            self.threads.0.clear();
+            self.give_up_lead();
+            return;
+        }
+        waits::awake();
+        slot.looked.store(milliseconds(), Ordering::Relaxed);
+        self.look_at_threads();
+        if self.waits.longest() < 1.0 && self.waits.late().is_none() {
+            return;
+        }
         self.compare_settings();
-        if !self.this_rank.waits.is_empty() {
-            waits::awake();
-        }
-        for &signal in &woken.signals {
-            match i32::from(signal) {
-                0 => {}
-                libc::SIGUSR1 if host.broken().is_some() => self.leader.report(host.rank, self.clock),
-                libc::SIGUSR1 => host.request_report(self.leader_rank.max(0)),
-                signal => end::end_by_signal(signal, host),
-            }
-        }
-        if self.this_rank.publish(host, host.question(), self.clock) {
-            if self.leader_rank >= 0 && self.leader_rank != host.rank {
-                host.wake(self.leader_rank);
-            }
-            compare(host);
-        }
-        let matters = !self.this_rank.waits.is_empty() || !woken.messages.is_empty();
-        self.find_leader(matters);
-        if self.leader_rank == host.rank {
-            if let Some(rank) = HostFolder::requested(&woken.messages) {
-                self.leader.report(rank, self.clock);
-            }
-            self.leader.listen(&mut self.this_rank, self.clock);
-            // Without the pipe that wakes this rank, files are looked at each time.
-            let may_be_news = !woken.messages.is_empty() || host.pipe().is_none();
-            if may_be_news || !self.this_rank.waits.is_empty() || !self.leader.is_idle() {
-                self.leader.step(&mut self.this_rank, self.clock);
-            }
+        self.end_late();
+        if self.leads() && self.are_hosts_known() {
+            let world = self.world();
+            self.act(&world);
         }
     }
 
-    /// Ranks compare their settings when they have made the default communicator, and at the first collective on another one. But
-    /// a rank that lacks a setting may not need the default one, and wait for this rank meanwhile; or its settings were not
-    /// known then.
+    /// Notes when a thread of this process uses the processor that is in no operation, and not of this package.
+    fn look_at_threads(&mut self) {
+        let (before, at) = &self.threads;
+        let elapsed = self.clock - at;
+        if !before.is_empty() && elapsed < WAIT_BEATS[0] {
+            return;
+        }
+        let mut waiting = recorder::waiting();
+        waiting.extend(waits::threads());
+        waiting.push(python::answering_thread());
+        let now: HashMap<i32, f64> = os::threads()
+            .into_iter()
+            .filter(|(number, name, _)| !name.starts_with("mpi4jax-") && !waiting.contains(number))
+            .map(|(number, _, seconds)| (number, seconds))
+            .collect();
+        let used: f64 = now.iter().filter_map(|(number, seconds)| Some(seconds - before.get(number)?)).sum();
+        if !before.is_empty() && used > BUSY * elapsed {
+            own().busy.store(milliseconds(), Ordering::Relaxed);
+        }
+        self.threads = (now, self.clock);
+    }
+
+    /// Ranks compare their settings at the first collective of each communicator. But a rank that lacks a setting may wait for a
+    /// message, or its settings were not known then.
     fn compare_settings(&self) {
-        let Watchdog { host, settings, .. } = self.watchdog;
-        let differs = |members| shared::difference_among(host, settings, members);
-        if let Some(difference) = self.this_rank.waits.collectives(host.size).find_map(differs)
-            && host.is_first_to("differs")
-        {
-            print(&format!("r{} | mpi4jax: {difference}\n", host.rank));
-            end::end_job(DIFFERENT);
+        settings::compare_builds();
+        let differs = |members: &Ranks| settings::difference_among(members.iter().collect::<Vec<_>>().into_iter());
+        if let Some(difference) = self.waits.collectives().find_map(differs) {
+            compare::end_different(&difference, &[]);
         }
     }
 
-    /// Finds out which rank leads this host, and wakes it if it is another one than before.
-    fn find_leader(&mut self, matters: bool) {
-        let host = &self.watchdog.host;
-        let leader = self.succession.leader(host, matters, self.clock);
-        if leader != self.leader_rank {
-            link::lead(leader == host.rank);
-            if leader != host.rank {
-                host.wake(leader);
-                self.leader = Leader::new(host, &self.watchdog.settings);
+    // ---- Of the ranks of a host that wait, one leads
+
+    fn leads(&self) -> bool {
+        let (leader, me, now) = (&board().header().leader, board().rank as u64 + 1, milliseconds());
+        let before = leader.load(Ordering::Acquire);
+        let (rank, looked) = (before >> 40, before & ((1 << 40) - 1));
+        let may_lead = rank == 0 || rank == me || now.saturating_sub(looked) > LEASE;
+        may_lead && leader.compare_exchange(before, me << 40 | now, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn give_up_lead(&mut self) {
+        let (leader, me) = (&board().header().leader, board().rank as u64 + 1);
+        let before = leader.load(Ordering::Acquire);
+        if before >> 40 == me {
+            let _ = leader.compare_exchange(before, 0, Ordering::AcqRel, Ordering::Relaxed);
+            self.memory = Memory::default();
+            self.since.clear();
+            self.far.clear();
+        }
+    }
+
+    /// The states of all ranks, as far as they are known, with waits that are as old as this process has seen them.
+    fn world(&mut self) -> World {
+        let mut world = self.far.clone();
+        world.extend(read::world());
+        let mut found = HashMap::new();
+        for (rank, status) in &mut world {
+            for wait in &mut status.waits {
+                let key = (*rank, wait.id);
+                let began = self.since.get(&key).copied().unwrap_or(self.clock - wait.seconds);
+                wait.seconds = self.clock - began;
+                found.insert(key, began);
             }
         }
-        self.leader_rank = leader;
+        self.since = found;
+        compare_origins(&mut world);
+        world
+    }
+
+    // ---- Other hosts
+
+    /// Answers the questions of other hosts.
+    fn listen(&mut self) {
+        if !link::is_open() {
+            return;
+        }
+        let questions = link::mail().take_questions();
+        for (from, question) in questions {
+            if link::mail().is_before(from) {
+                self.heard_at = self.clock;
+            }
+            if question.kind != QuestionKind::Status {
+                ask_places(|_| true);
+            }
+            if question.kind == QuestionKind::End {
+                let _ = self.leave_board();
+            }
+            let answer = Message::answer(question, &read::world());
+            link::post(|mail| mail.answer(from, answer));
+        }
+    }
+
+    /// Whether the states of other hosts are known, as they are now: asks them, if it is time.
+    fn are_hosts_known(&mut self) -> bool {
+        if !link::is_open() {
+            return true;
+        }
+        let longest = self.waits.longest();
+        match self.asked {
+            Some(_) if link::mail().is_answered() => {}
+            Some(at) if self.clock - at < ANSWER_TIME => return false,
+            Some(_) => {}
+            None => {
+                let every = (longest / 2.0).clamp(ASK_EVERY[0], ASK_EVERY[1]);
+                let every = if self.memory.is_suspicious() { ASK_EVERY[0] } else { every };
+                let is_due = longest > ASK_AFTER && self.clock - self.asked_at > every;
+                if is_due && self.clock - self.heard_at > 2.0 * ASK_EVERY[1] {
+                    self.ask_hosts(QuestionKind::Status);
+                }
+                return false;
+            }
+        }
+        self.asked = None;
+        self.far = link::mail().answers();
+        true
+    }
+
+    fn ask_hosts(&mut self, kind: QuestionKind) {
+        let question = Question::new(kind, self.watchdog.settings.rank);
+        link::post(|mail| mail.ask(&question));
+        (self.asked, self.asked_at) = (Some(self.clock), self.clock);
+    }
+
+    /// The states of all ranks, with what they do in Python, and the last operations of one.
+    fn fresh_world(&mut self, kind: QuestionKind, subject: i32) -> World {
+        if link::is_open() {
+            self.ask_hosts(kind);
+        }
+        ask_places(|_| true);
+        if link::is_open() {
+            let start = Instant::now();
+            while !link::mail().is_answered() && start.elapsed().as_secs_f64() < ANSWER_TIME {
+                if start.elapsed().as_secs_f64() > ANSWER_TIME / 2.0 && self.asked.take().is_some() {
+                    link::post(Mail::ask_again);
+                }
+                std::thread::sleep(Duration::from_secs_f64(LISTEN));
+            }
+            self.asked = None;
+            self.far = link::mail().answers();
+        }
+        let mut world = self.world();
+        if let (Some(slot), Some(status)) = (board().here().find(|(it, _)| *it == subject), world.get_mut(&subject)) {
+            status.last = read::status(slot.1, true).last;
+        }
+        world
+    }
+
+    // ---- Actions
+
+    fn act(&mut self, world: &World) {
+        let settings = &self.watchdog.settings;
+        let line_at = &board().header().line_at;
+        let wanted = decide::Settings {
+            size: settings.size,
+            report_after: settings.report_after,
+            deadlock_after: settings.deadlock_after,
+        };
+        // Another leader may have printed a line.
+        let age = milliseconds().saturating_sub(line_at.load(Ordering::Relaxed)) as f64 / 1e3;
+        self.memory.note_line(self.clock - age);
+        match decide::decide(world, &mut self.memory, &wanted, self.clock) {
+            None => {}
+            Some(Action::Line(key)) => {
+                line_at.store(milliseconds(), Ordering::Relaxed);
+                let world = self.fresh_world(QuestionKind::Report, -1);
+                print(&self.facts(&world, Err(String::new())).line(key).unwrap_or_default());
+            }
+            Some(Action::Stuck(key, why, left)) => {
+                let world = self.fresh_world(QuestionKind::Report, -1);
+                print(&self.facts(&world, Err(String::new())).stuck_line(key, &why, left));
+            }
+            Some(Action::End(key, why)) => {
+                let world = self.fresh_world(QuestionKind::End, key.0);
+                let verdict = Verdict::new(&world);
+                let is_halted = world.values().any(|it| it.is_halted);
+                let holds = wait_of(&world, key).is_some_and(|wait| match &why {
+                    Why::Stuck(_) => verdict.is_stuck(settings.size),
+                    _ => verdict.certain(key.0, wait).is_some() || verdict.is_stuck(settings.size),
+                });
+                if holds && !is_halted {
+                    self.end(&world, key, &why);
+                } else {
+                    self.memory = Memory::default();
+                }
+            }
+        }
+    }
+
+    /// Ends the job for a wait of this rank that takes longer than the user allows, or that has failed.
+    fn end_late(&mut self) {
+        let Some(wait) = self.waits.late().filter(|wait| !self.late.contains(&wait.id)).cloned() else { return };
+        if read::is_halted() {
+            return;
+        }
+        self.late.insert(wait.id);
+        let key = (self.watchdog.settings.rank, wait.id);
+        let mut world = self.fresh_world(QuestionKind::End, key.0);
+        let waits = world.get_mut(&key.0).map(|status| &mut status.waits);
+        if let Some(found) = waits.and_then(|waits| waits.iter_mut().find(|it| it.id == wait.id)) {
+            found.late = wait.late;
+            self.end(&world, key, &Why::Late);
+        }
+    }
+
+    /// The user asks for a report. Launchers pass the signal on to all ranks, which is one request.
+    fn report(&mut self) {
+        let asked = &board().header().report_at;
+        let (before, now) = (asked.load(Ordering::Acquire), milliseconds());
+        let is_new = now.saturating_sub(before) > 3000;
+        if !is_new || asked.compare_exchange(before, now, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let rank = self.watchdog.settings.rank;
+        let world = self.fresh_world(QuestionKind::Report, rank);
+        let left = self.leave_board();
+        print(&self.facts(&world, left).report("report (SIGUSR1)", rank, None, rank));
+    }
+
+    fn facts<'a>(&'a self, world: &'a World, left: Result<&'a Path, String>) -> Facts<'a> {
+        let (size, has_board, asks_hosts) = (self.watchdog.settings.size, board().is_shared(), link::is_open());
+        Facts { world, size, left, has_board, asks_hosts }
+    }
+
+    /// Leaves a copy of the board where reports are.
+    fn leave_board(&self) -> Result<&'static Path, String> {
+        let directory = &self.watchdog.settings.directory;
+        if !board().is_shared() {
+            return Err("they have no board in shared memory".into());
+        }
+        let folder = Folder::make(directory).map_err(|error| error.to_string())?;
+        let temporary = format!("board.{}.tmp", board().rank);
+        let written = folder.write("board", &temporary, &board().bytes());
+        written.map(|_| &**directory).map_err(|error| format!("{}: {error}", directory.display()))
+    }
+
+    /// A wait hangs: this rank reports for all, and ends the job.
+    fn end(&self, world: &World, key: Key, why: &Why) {
+        let Some(wait) = wait_of(world, key) else { return };
+        let ends = self.watchdog.settings.abort;
+        if ends {
+            end::arm(HUNG);
+        }
+        let headline = report::headline(world, key, wait, why);
+        let left = self.leave_board();
+        let mut text = self.facts(world, left).report(&headline, key.0, Some(key), board().rank as i32);
+        text += if ends {
+            "  aborting the job (set MPI4JAX_ON_TIMEOUT=continue to keep it running)\n"
+        } else {
+            "  the job continues (MPI4JAX_ON_TIMEOUT=continue)\n"
+        };
+        let folder = Folder::make(&self.watchdog.settings.directory);
+        let temporary = format!("report.{}.tmp", board().rank);
+        if let Ok(file) = folder.and_then(|folder| folder.write("report.txt", &temporary, text.as_bytes())) {
+            text += &format!("  this report: {}\n", file.display());
+        }
+        print(&text);
+        if ends {
+            end::end_job(HUNG);
+        }
     }
 }

@@ -97,7 +97,7 @@ unsafe fn begin(
         watched::run(site, &call, |call, running| {
             let asked = watch::ask(call, running)?;
             // SAFETY: the buffers are lent above.
-            found = unsafe { transport::start(transport, site, call, own, memory, running.record(), asked)? };
+            found = unsafe { transport::start(transport, site, call, own, memory, running.keep(), asked)? };
             Ok(())
         })?;
     }
@@ -177,5 +177,5 @@ unsafe fn end(
         request.logged(|| request.wait(stream, copy))
     };
     let Some(record) = &request.record else { return Ok(request.wait(stream, copy)?) };
-    watched::wait_for(record, line.clone(), wait).inspect_err(|error| fail(error, &request.site, Phase::Wait))
+    watched::wait_for(record, &request.site, &line, wait).inspect_err(|error| fail(error, &request.site, Phase::Wait))
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::call::{Call, Phase, Site};
 use crate::error::{Cause, Error};
-use crate::record::recorder::{self, Record, Running};
+use crate::board::own;
+use crate::record::recorder::{self, Plain, Record, Running};
 use crate::record::{events, log, timeline};
 use crate::watch::{self, CheckLevel, check_level};
 
@@ -22,13 +23,17 @@ fn end(mut running: Running, result: Result<(), Error>) -> Result<(), Box<Error>
 
 /// Waits at a line for what was started, as `started` says, between the two ends of a record of its own.
 pub fn wait_for(
-    started: &Record,
-    line: Arc<str>,
+    started: &Plain,
+    site: &Site,
+    line: &str,
     body: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Box<Error>> {
-    let running = recorder::begin_wait(started, line);
+    let running = recorder::begin_wait(started, site, line);
     watch::notice();
     let result = body();
+    if result.is_ok() && site.op.row().sends() && !site.op.row().is_collective() {
+        watch::has_sent(site, started.dest());
+    }
     end(running, result)
 }
 
@@ -41,13 +46,12 @@ pub fn run(
     call: &Call,
     body: impl FnOnce(&Call, &Running) -> Result<(), Error>,
 ) -> Result<(), Box<Error>> {
-    let running = recorder::begin(site, call);
-    let (begun, compared) = watch::begin(call, &running);
+    let running = recorder::begin(site, call, |count| watch::print_of(call, count));
     let execute = |call: &Call| body(call, &running);
-    let result = compared.and_then(|()| {
+    let result = watch::begin(call, &running).and_then(|()| {
         if events::wants_calls() { log::logged(site.mpi_name(), call, execute) } else { execute(call) }
     });
-    begun.end(call, &running);
+    let result = result.and_then(|()| watch::end_operation(call, &running));
     end(running, result)
 }
 
@@ -58,13 +62,16 @@ pub fn explain(site: &Arc<Site>, phase: Phase, cause: &Cause) -> String {
     if matches!(cause, Cause::Mismatch { .. }) {
         return text; // says it all
     }
-    let is_ours = |record: &Record| Arc::ptr_eq(&record.site, site) && record.phase() == phase;
-    if let Some(record) = recorder::records().into_iter().rev().find(is_ours) {
+    let is_ours = |record: &Record| {
+        let is_site = record.op == site.op && *record.comm.key == *site.comm.key && record.line.contains(&*site.location);
+        is_site && record.phase == phase
+    };
+    if let Some(record) = recorder::records(own()).into_iter().rev().find(is_ours) {
         text += &format!("\n  in {record}");
         if !site.forms.sent.is_empty() {
             text += &format!(", of {}", site.forms.sent);
         }
-        if record.location().is_empty()
+        if record.line.is_empty()
             && let Some(frame) = watch::user_frame()
         {
             text += &format!("; Python is at {frame}");

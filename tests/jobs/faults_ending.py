@@ -96,13 +96,13 @@ FAULTS = {
     },
     "what is attached to COMM_SELF serves nobody": Fault(
         "if rank == 0: wait(nt.recv(x, 1, tag=5, comm=comm))\nMPI.Finalize()",
-        ("recv from 1, tag 5 .* cannot end: rank 1 has finished",),
+        ("recv from 1, tag 5 .* can never complete: rank 1 has finished",),
         status=HUNG_STATUS,
         prelude=attached("time.sleep(3)"),
     ),
     "a rank that raises, where that does not end the job": Fault(
         "if rank == 1: raise ValueError('broken')\nwait(nt.allreduce(x, MPI.SUM))",
-        ("ValueError: broken", "allreduce #1 .* cannot end: rank 1 has finished"),
+        ("ValueError: broken", "allreduce #1 .* can never complete: rank 1 has finished"),
         status=HUNG_STATUS,
         env={"MPI4JAX_ABORT": "0"},
         silent=(ENDS_JOB,),
@@ -116,24 +116,28 @@ FAULTS = {
     "a rank that finishes while the others wait": Fault(
         "wait(nt.allreduce(x, MPI.SUM))\nif rank < 2: wait(nt.allreduce(x, MPI.SUM))",
         (
-            "allreduce #2 .* cannot end: rank 2 has finished",
+            "allreduce #2 .* can never complete: rank 2 has finished",
             "ranks 0-1 are in allreduce #2",
             "rank 2 is finished",
         ),
         status=HUNG_STATUS,
         ranks=3,
     ),
-    "a rank that finishes while another is in no operation": Fault(
-        "wait(nt.allreduce(x, MPI.SUM))\nif rank == 1: time.sleep(15)\nprint('the end', rank)",
-        (
-            (
-                r"r0 .*this rank has finished, and has waited for \d+ s for rank 1, "
-                rf"which is in Python at .*fault.py:{FIRST_LINE + 1}.*the job goes on"
-            ),
-            "the end 1",
-        ),
-        status=0,
-        env={"MPI4JAX_REPORT_AFTER": "2"},
+    **{
+        f"{words} with an error": Fault(
+            f"if rank == 1: {call}\nwait(nt.allreduce(x, MPI.SUM))",
+            ("r1 .*exit with status 3 on this rank ends the job",),
+            status=3,
+            library="Open MPI",
+            silent=("has finished",),
+        )
+        for words, call in [("SystemExit", "raise SystemExit(3)"), ("exit()", "exit(3)")]
+    },
+    "a barrier in a finally": Fault(
+        "try:\n    if rank == 1: raise ValueError('the cause')\n"
+        "    wait(nt.allreduce(jnp.ones(100000), MPI.SUM))\n"
+        "finally: wait(nt.barrier()); mpi4jax.flush()",
+        ("rank 1 is handling ValueError: the cause", "allreduce #1", "barrier #1"),
     ),
     "a rank that is killed": Fault(
         "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nwait(nt.allreduce(x, MPI.SUM))",

@@ -3,14 +3,14 @@
 # Of a fault, what the output says of it; `{rank}` and `{line}` are those of the fault. Where ranks
 # have done parts of collectives through mpi4py, that one has ended is said, and proves nothing.
 SAYS = {
-    "ends early": r"cannot end: rank {rank} has finished",
+    "ends early": r"can never complete: rank {rank} has finished",
     "sleeps": r"rank {rank} is in no operation.*program.py:{line}",
     "raises": r"r{rank} \| mpi4jax: an uncaught exception on this rank ends the job",
-    "is killed": r"[Kk]illed|signal 9|KILLED|is gone",
+    "is killed": r"[Kk]illed|signal 9|KILLED|has died",
     "receives what nobody sends": r"rank {rank} is in recv from .*, tag 999.*program.py:{line}",
     "waits for what nobody sends": r"rank {rank} is in wait for irecv from .*, tag 999 .*y:{line}",
     "does not start": r"rank {rank} is in barrier .*program.py:{line}",
-    "ends before it starts": r"cannot end: rank {rank} has finished",
+    "ends before it starts": r"can never complete: rank {rank} has finished",
     "receives from each other": r"deadlock",
     "takes communicators in another order": r"deadlock",
     "never waits": r"iallreduce .*program.py:{line} was never waited for",

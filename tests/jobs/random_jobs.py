@@ -6,8 +6,7 @@ cannot hang. Ranks sleep, are stopped, end early, import mpi4jax late or never, 
 their part of a collective through mpi4py, or in a thread; threads communicate at the same time,
 each on a communicator of its own; communicators are split, renamed, freed and made again.
 Ghost cells are exchanged. Exit handlers, registered before or after the import, communicate too.
-Threads of a C library call Python back, which communicates. Trees are reduced. The folder in which
-ranks keep their states is removed. Each rank has settings of its own, which mean the same.
+Threads of a C library call Python back, which communicates. Trees are reduced. Each rank has settings of its own, which mean the same.
 Operations are started, and waited for later or never (random_started.py).
 """
 
@@ -19,7 +18,7 @@ import random_started
 from random_faults import DIFFERENT_SETTINGS, FAULTS, SAYS, STARTED
 
 PRELUDE = """\
-import atexit, os, shutil, signal, subprocess, sys, threading, time, traceback
+import atexit, os, signal, subprocess, sys, threading, time, traceback
 import jax, jax.numpy as jnp, numpy as np
 from jax.experimental import io_callback
 from mpi4py import MPI
@@ -35,9 +34,6 @@ def stop(seconds):
     pid = os.getpid()
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {pid}"])
     os.kill(pid, signal.SIGSTOP)
-def remove():
-    folder = os.path.join(os.environ["MPI4JAX_DUMP_DIR"], f"mpi4jax-{os.geteuid()}")
-    shutil.rmtree(folder, ignore_errors=True)
 def fork():
     child = os.fork()
     if child == 0: os._exit(0)
@@ -109,9 +105,9 @@ class Job:
         freed = any("free(" in x.lower() for x in self.lines)
         text = SAYS[name]
         if name.startswith("ends") and (self.is_mixed or freed):
-            text = r"cannot end: rank {rank} has finished|ranks? [-, \d]+ (?:is|are) finished"
+            text = r"can never complete: rank {rank} has finished|ranks? [-, \d]+ (?:is|are) finished"
         if name == "takes communicators in another order" and (freed or not self.tells_apart):
-            text = "deadlock|has not ended"
+            text = "deadlock|has not completed"
         return text.format(rank=rank, line=line, value=self.setting)
 
     def source(self) -> str:
@@ -383,11 +379,6 @@ class Maker(random_started.Starts):
         self.job.sleeps += seconds
         self.job.add([self.random.choice(self.alive)], f"{how}({seconds})")
 
-    def remove(self) -> None:
-        """As cleaners of temporary folders do."""
-        if ready := [r for r in self.alive if r not in self.late]:
-            self.job.add([self.random.choice(ready)], "remove()")
-
     def local(self) -> None:
         what = self.random.choice(
             [
@@ -467,7 +458,6 @@ STEPS = [
     Maker.barrier,
     Maker.free,
     Maker.local,
-    Maker.remove,
     Maker.end,
 ]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import faults_different
 import faults_ending
-import faults_folder
 import faults_starting
 import faults_waiting
 import pytest
@@ -19,7 +18,6 @@ FAULTS = {
     **faults_different.FAULTS,
     **faults_waiting.FAULTS,
     **faults_ending.FAULTS,
-    **faults_folder.FAULTS,
 }
 MARK = "MPI4JAX_TEST_FAULT"
 

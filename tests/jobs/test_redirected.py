@@ -35,6 +35,9 @@ REDIRECTED = {
 }
 
 
+ENV = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DEADLOCK_AFTER": "3"}
+
+
 def check(job, tmp_path, times=1):
     """The report is there, and its last lines name a file that has it too."""
     assert job.returncode == HUNG_STATUS, job.stdout + job.stderr
@@ -50,7 +53,7 @@ def check(job, tmp_path, times=1):
 def test_redirected_after_the_import(how, run_job, tmp_path):
     redirects = REDIRECTED[how]
     (tmp_path / "program.py").write_text(IMPORTS + redirects + "\nhang()\n")
-    env = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path)}
+    env = {**ENV, "MPI4JAX_DUMP_DIR": str(tmp_path)}
     check(run_job(2, "program.py", cwd=tmp_path, env=env), tmp_path)
 
 
@@ -75,7 +78,7 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS)
 def test_under_pytest(options, run_job, tmp_path):
     (tmp_path / "test_program.py").write_text(TEST)
-    env = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path)}
+    env = {**ENV, "MPI4JAX_DUMP_DIR": str(tmp_path)}
     arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *OPTIONS[options])
     check(run_job(2, *arguments, "test_program.py", cwd=tmp_path, env=env, fork=False), tmp_path)
 
@@ -83,6 +86,6 @@ def test_under_pytest(options, run_job, tmp_path):
 def test_under_pytest_with_the_import_in_a_conftest(run_job, tmp_path):
     (tmp_path / "conftest.py").write_text("import mpi4jax")
     (tmp_path / "test_program.py").write_text(TEST)
-    env = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path)}
+    env = {**ENV, "MPI4JAX_DUMP_DIR": str(tmp_path)}
     arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
     check(run_job(2, *arguments, "test_program.py", cwd=tmp_path, env=env, fork=False), tmp_path)

@@ -1,7 +1,5 @@
 """Threads that are none of Python's: which could go on with a program, and which could not."""
 
-import re
-
 import c_threads
 import pytest
 from faults import HUNG_STATUS, PRELUDE
@@ -17,9 +15,9 @@ mpi4jax.flush(); print("the end", rank)
 """
 
 
-def run(run_job, tmp_path, program):
+def run(run_job, tmp_path, program, **more):
     (tmp_path / "program.py").write_text(PRELUDE + program)
-    env = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path), "MPI4JAX_REPORT_AFTER": "5"}
+    env = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path), "MPI4JAX_REPORT_AFTER": "5", **more}
     result = run_job(2, "program.py", cwd=tmp_path, env=env, time_limit=55)
     return result.returncode, result.stdout + result.stderr
 
@@ -30,7 +28,6 @@ def test_a_c_librarys_thread_may_call_python_later(run_job, tmp_path, how):
     status, output = run(run_job, tmp_path, program)
     assert status == 0, output
     assert output.count("the end") == 2, output
-    assert re.search("because rank 1 has a thread of libcallslater.so and could", output), output
 
 
 # What ordinary programs have besides the program's own threads.
@@ -66,8 +63,8 @@ WAITS = {
         *(("pools of libraries", w) for w in WAITS),
     ],
 )
-def test_a_deadlock_is_proved_beside_threads_that_only_wait(run_job, tmp_path, before, waits):
+def test_a_deadlock_is_found_beside_threads_that_only_wait(run_job, tmp_path, before, waits):
     program = f"a = jnp.ones((500, 500))\n{IDLE[before]}{WAITS[waits]}\nmpi4jax.flush()\n"
-    status, output = run(run_job, tmp_path, program)
+    status, output = run(run_job, tmp_path, program, MPI4JAX_DEADLOCK_AFTER="4")
     assert status == HUNG_STATUS, output
     assert "mpi4jax: deadlock: rank " in output, output

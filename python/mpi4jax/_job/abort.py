@@ -115,6 +115,8 @@ def _on_exception(
 ) -> None:
     ends_job = not _interactive()
     own = ends_job and _previous_hook is sys.__excepthook__
+    if ends_job:  # standard error may be a pipe that nobody reads
+        _abort_after(_LAST_RESORT + _INTERRUPT_GRACE, 1)
     if not own:
         _previous_hook(kind, value, trace)
     if own and issubclass(kind, KeyboardInterrupt):
@@ -201,6 +203,8 @@ def install() -> None:
     _previous_hook, sys.excepthook = sys.excepthook, _on_exception
     _previous_thread_hook, threading.excepthook = threading.excepthook, _on_thread_exception
     sys.exit = _exit
+    # `raise SystemExit(3)` of the program itself calls nothing that could be replaced.
+    vars(sys.modules["__main__"]).setdefault("SystemExit", _Exit)
     quitter = type(getattr(builtins, "exit", None))
     if quitter.__name__ == "Quitter":
         quitter.__call__ = _quit  # type: ignore[method-assign,assignment]

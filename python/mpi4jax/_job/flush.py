@@ -36,7 +36,12 @@ def last() -> Any:
 class _Thread:
     """Deleted by the thread that it belongs to, when that ends."""
 
+    def __init__(self) -> None:
+        _native.thread_communicates(True)
+
     def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            _native.thread_communicates(False)
         with contextlib.suppress(Exception):  # at its end the interpreter waits itself
             _ended.append(last())
 
@@ -52,7 +57,8 @@ def started_here() -> None:
     try:
         _ = _threads.mine
     except AttributeError:
-        _threads.mine = None if threading.get_ident() == _main else _Thread()
+        is_main = threading.get_ident() == _main
+        _threads.mine = _native.thread_communicates(True) if is_main else _Thread()
 
 
 def _may_have_started() -> bool:

@@ -73,7 +73,8 @@ _SIZES = (
 )
 
 
-def _on_one_host() -> bool:
+def on_one_host() -> bool:
+    """Whether the launcher says that all ranks are on this host."""
     env = os.environ
     return env.get("SLURM_STEP_NUM_NODES") == "1" or any(
         local in env and env[local] == env.get(everywhere) for local, everywhere in _SIZES
@@ -84,7 +85,7 @@ def _launched() -> str:
     """What the launcher calls the job, or ``""``."""
     env = os.environ
     if name := env.get("PMIX_NAMESPACE"):
-        if not _on_one_host():
+        if not on_one_host():
             return name
         # Launchers in containers may have equal host names and pids, and choose equal job names.
         # But all ranks of a host have the same server, on a port that only it has.
@@ -114,17 +115,6 @@ def job(size: int) -> str:
         name = f"{os.uname().nodename}-{parent}-{_start(parent)}-{_space()}"
     plain = "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name)
     return plain if len(plain) <= 100 else hashlib.sha256(plain.encode()).hexdigest()[:32]
-
-
-def _launcher() -> int:
-    """The process that has started the ranks of this host, or 0."""
-    # Where ranks are no descendants of it, its number is in the name that it has given the job.
-    name, _, pid = os.environ.get("PMIX_NAMESPACE", "").partition("@")[0].rpartition("-")
-    with contextlib.suppress(ValueError):
-        process = _native.process(int(pid)) if name.startswith("prterun-") else None
-        if process and process[1] == "prterun":
-            return int(pid)
-    return next((p for p, n in _ancestors() if n in LAUNCHERS), 0)
 
 
 # Launchers' variables for the number of processes and the rank of this one.
@@ -176,30 +166,42 @@ def missing_ranks(size: int) -> str:
     )
 
 
-def has_one_directory() -> bool:
-    """Whether all ranks of the job certainly have the same :func:`directory`.
+def _launcher() -> int:
+    """The process that has started the ranks of this host, or 0."""
+    # Where ranks are no descendants of it, its number is in the name that it has given the job.
+    name, _, pid = os.environ.get("PMIX_NAMESPACE", "").partition("@")[0].rpartition("-")
+    with contextlib.suppress(ValueError):
+        process = _native.process(int(pid)) if name.startswith("prterun-") else None
+        if process and process[1] == "prterun":
+            return int(pid)
+    return next((p for p, n in _ancestors() if n in LAUNCHERS), 0)
 
-    They have if they are on one host, where they see the files that their launcher sees, and have
-    its settings: no rank is in a container of its own.
-    """
-    launcher = f"/proc/{_launcher()}"
+
+def shares_board() -> bool:
+    """Whether all ranks are certainly on this host, and see one board: none is in a container."""
     with contextlib.suppress(OSError):
-        its = set(Path(f"{launcher}/environ").read_bytes().split(b"\0"))
-        names = ("MPI4JAX_DUMP_DIR", "TMPDIR", "TEMP", "TMP")
-        own = {os.fsencode(f"{k}={os.environ[k]}") for k in names if k in os.environ}
-        theirs = {v for v in its if v.startswith(tuple(os.fsencode(f"{k}=") for k in names))}
-        same_files = os.readlink(f"{launcher}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
-        return _on_one_host() and same_files and own == theirs
+        same = os.readlink(f"/proc/{_launcher()}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+        return same and on_one_host() and not os.environ.get(_HOST)
     return False
 
 
-def directory(size: int) -> Path:
-    """Where the ranks of this job on this host leave their state, in a folder of this user's alone.
+# Tests give ranks of one host several.
+_HOST = "MPI4JAX_TEST_HOST"
 
-    Several hosts may see one directory: each has a folder of its own there.
+
+def board(size: int) -> str:
+    """The name of this job's board on this host, which differs from those of other versions."""
+    host = os.uname().nodename + os.environ.get(_HOST, "")
+    return f"{job(size)}-{_digest(host, _native.__version__)}"
+
+
+def directory(size: int) -> Path:
+    """Where this job's reports of this host are left, in a directory of this user's alone.
+
+    Several hosts may see one directory: each has a directory of its own there.
     """
     base = os.environ.get("MPI4JAX_DUMP_DIR") or tempfile.gettempdir()
-    name = job(size) if size == 1 or _on_one_host() else f"{job(size)}+{os.uname().nodename}"
+    name = job(size) if size == 1 or on_one_host() else f"{job(size)}+{os.uname().nodename}"
     return Path(base).absolute() / f"mpi4jax-{os.geteuid()}" / name
 
 

@@ -42,6 +42,7 @@ _SWITCH = _one_of(*FALSE, *TRUE)
 RULES: dict[str, Rule] = {
     "MPI4JAX_ABORT": _SWITCH,
     "MPI4JAX_CHECK": _one_of("samples", *FALSE, *TRUE),
+    "MPI4JAX_DEADLOCK_AFTER": _seconds("0 to never abort"),
     "MPI4JAX_DEBUG": _SWITCH,
     "MPI4JAX_DUMP_DIR": _anything,
     "MPI4JAX_LIBCUDA": _anything,
@@ -54,7 +55,7 @@ RULES: dict[str, Rule] = {
     "MPI4JAX_ON_TIMEOUT": _one_of("abort", "continue"),
     "MPI4JAX_PROGRESS": _anything,
     "MPI4JAX_REPORT_AFTER": _seconds("0 for no lines"),
-    "MPI4JAX_TIMEOUT": _seconds("0 for no time-out"),
+    "MPI4JAX_TIMEOUT": _seconds("0 for no timeout"),
     "MPI4JAX_TRACE": _anything,
     "MPI4JAX_TRANSPORT": _anything,
     "MPI4JAX_USE_CUDA_MPI": _anything,

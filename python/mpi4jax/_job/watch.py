@@ -6,12 +6,14 @@ Variable                  Default     Meaning
 ``MPI4JAX_TIMEOUT``       0           seconds after which an operation counts as hung; 0: never
 ``MPI4JAX_REPORT_AFTER``  30          seconds after which a warning says what is waited for,
                                       then at growing intervals; 0: never
+``MPI4JAX_DEADLOCK_AFTER``  300       seconds after which a job in which no rank goes on is aborted;
+                                      0: never
 ``MPI4JAX_ON_TIMEOUT``    abort       ``abort`` ends the job where an operation hangs, ``continue``
                                       only reports
-``MPI4JAX_DUMP_DIR``      the         where ranks leave their state; for ranks on several hosts a
+``MPI4JAX_DUMP_DIR``      the         where reports are left; for ranks on several hosts a
                           system's    directory that all of them see
-``MPI4JAX_CHECK``         samples     1: compare collectives before they run; 0: do not even
-                                      compare ``samples`` afterwards
+``MPI4JAX_CHECK``         samples     1: compare collectives of all ranks, exactly; 0: do not even
+                                      compare those of neighbors on a host
 ``MPI4JAX_TRACE``         none        file for a timeline; ``{rank}`` in it is replaced, or the
                                       rank is put before the suffix
 ``MPI4JAX_ABORT``         1           0: a failing rank does not end the job
@@ -26,16 +28,13 @@ import signal
 import sys
 from pathlib import Path
 
-import jax
-import jaxlib
 from mpi4py import MPI
 
 from .. import _native
 from . import abort, job, pools, settings, stacks
 
 DEFAULT_REPORT_AFTER = 30.0
-# Files in the folders of JAX's code and of this package's.
-_CODE = (jax.__file__, jaxlib.__file__, Path(__file__).parent)
+DEFAULT_DEADLOCK_AFTER = 300.0
 
 
 def timeout() -> float:
@@ -54,6 +53,15 @@ def report_after() -> float:
         ValueError: not a number, or a negative one.
     """
     return float(settings.check("MPI4JAX_REPORT_AFTER") or DEFAULT_REPORT_AFTER)
+
+
+def deadlock_after() -> float:
+    """Seconds of ``MPI4JAX_DEADLOCK_AFTER``.
+
+    Raises:
+        ValueError: not a number, or a negative one.
+    """
+    return float(settings.check("MPI4JAX_DEADLOCK_AFTER") or DEFAULT_DEADLOCK_AFTER)
 
 
 def trace_file(name: str, rank: int) -> Path:
@@ -119,7 +127,6 @@ def shared_settings() -> list[tuple[str, str, str]]:
     Ranks that differ in one would wait for each other for ever. Other differences are legal, or
     are found where they matter: of ``MPI4JAX_NCCL_MESSAGES``, where NCCL meets the other ranks.
     """
-    # Ranks compare samples only with ranks that take samples, too.
     check = "1" if compares_before() else ""
     transport, _ = _native.transport_choice()
     return [("MPI4JAX_CHECK", check, settings.get("MPI4JAX_CHECK")), transport]
@@ -131,7 +138,7 @@ def start() -> None:
     Raises:
         ValueError: an environment variable has a wrong value.
     """
-    seconds, told_after = timeout(), report_after()
+    seconds, told_after, stuck_after = timeout(), report_after(), deadlock_after()
     aborts = settings.check("MPI4JAX_ON_TIMEOUT").lower() != "continue"
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -140,17 +147,19 @@ def start() -> None:
     given = {
         "rank": rank,
         "size": size,
+        "job": job.board(size),
         "directory": job.directory(size),
         "timeout": seconds or math.inf,
         "report_after": told_after or math.inf,
+        "deadlock_after": stuck_after or math.inf,
         "abort": aborts,
         "takes_signal": free,
         "is_first_here": job.local_rank(rank) == 0,
         "stderr": _stderr(),
-        "one_directory": job.has_one_directory(),
+        "on_one_host": job.shares_board(),
         "shared": shared_settings(),
+        "build": _native.build(),
         "launchers": job.LAUNCHERS,
-        "packages": [f"{path.parent}/" for path in map(Path, _CODE)],
     }
     _native.watch_start(given)
     stacks.start()

@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import _native
-from .._job import flush
+from .._job import flush, job
 from .._setup import gpus
 from .other_names import reduction_named
 from .spec import SPECS
@@ -205,7 +205,8 @@ def _is_live(mpi: MPI.Intracomm) -> bool:
 
 def _register(mpi: MPI.Intracomm) -> Comm:
     _freed.pop(_handleof(mpi), None)
-    name = mpi.Get_name()
+    # A name must not forge lines of a report.
+    name = mpi.Get_name().encode("unicode_escape").decode() if mpi.Get_name() else ""
     unique = bool(name) and name not in _keys
     gpus.announce()
     comm = Comm(mpi, name if unique else f"{name or 'comm'}#{next(_count)}")
@@ -221,7 +222,7 @@ def _check_not_finalized(op: str) -> None:
 
 
 def clone_world() -> MPI.Intracomm:
-    """Make the default communicator, together on all ranks.
+    """Make the default communicator.
 
     Raises:
         ValueError: if settings differ that must be the same on all ranks.
@@ -230,23 +231,12 @@ def clone_world() -> MPI.Intracomm:
     with _making:  # two threads of a rank may need it first
         if _clone is not None:
             return _clone
-        if _native.watch_choose_default("clone") == "world":
-            # Ranks that did not use it have ended, and cloning is collective.
-            _clone = MPI.COMM_WORLD
-            return _clone
-        _native.watch_enter("the creation of the default communicator (by all ranks)")
-        try:
-            if not _native.watch_agree():
-                _clone = MPI.COMM_WORLD
-                return _clone
-            clone = MPI.COMM_WORLD.Clone()
-            _native.watch_link(_handleof(clone))
-            gpus.warn_of_sharing(clone)
-        finally:
-            _native.watch_leave()
-        clone.Set_name("mpi4jax.default")
-        _clone = clone
-        return clone
+        handle = _native.make_default()
+        # Ranks that did not use it have ended, and it is made by all ranks.
+        _clone = MPI.COMM_WORLD if handle is None else MPI.Intracomm.fromhandle(handle)
+        if handle is not None and not job.shares_board():  # else ranks may be anywhere
+            gpus.warn_of_sharing(_clone)
+        return _clone
 
 
 def _default_comm() -> Comm:
@@ -263,8 +253,9 @@ def _default_comm() -> Comm:
 def default_comm() -> MPI.Intracomm:
     """Return the default communicator of operations, a duplicate of ``COMM_WORLD``.
 
-    It is made when it is first used, which is collective. Where ranks have ended before that
-    without it, it is ``COMM_WORLD`` itself.
+    It is made when a rank first uses it. On one host, ranks that do not use it take part in a
+    thread; on several hosts, its first use is collective. Where ranks have ended before that, it
+    is ``COMM_WORLD`` itself.
 
     Returns:
         mpi4py.MPI.Intracomm: the same communicator each time.

@@ -24,7 +24,7 @@ use crate::comm::Comparison;
 use crate::error::{Cause, Error};
 use crate::ops::Buffer;
 use crate::output;
-use crate::record::recorder::Record;
+use crate::record::recorder::{self, Plain};
 use crate::sync::lock;
 
 /// Length of a handle, in float32.
@@ -106,7 +106,7 @@ pub unsafe fn start(
     call: &Call,
     own: Option<Stream>,
     memory: RequestMemory,
-    record: Option<Record>,
+    record: Option<Plain>,
     comparison: Option<Comparison>,
 ) -> Result<Handle, Error> {
     // SAFETY: promised by the caller; the memory goes into the state.
@@ -184,17 +184,15 @@ pub fn take(handle: Handle, results: &[Option<Buffer>; 2]) -> Result<Option<Arc<
     // It may be the last to hold its communicator, whose end looks into the table.
     drop(table);
     drop(forgotten);
+    if let Some(record) = &request.record {
+        recorder::release(record);
+    }
     Ok(Some(request))
 }
 
 /// Operations that communicate and have not been waited for.
 fn unwaited() -> Vec<Arc<Request>> {
     table().under_way.values().filter(|request| request.communicates).cloned().collect()
-}
-
-/// What was recorded of what communicates, and has not been waited for, in the order of the starts.
-pub fn outstanding() -> Vec<Record> {
-    unwaited().iter().filter_map(|request| request.record.clone()).collect()
 }
 
 /// How a report names the freeing of a communicator.

@@ -10,7 +10,8 @@ use crate::comm::Comparison;
 use crate::device::cuda::Event;
 use crate::error::{Cause, Error};
 use crate::ops::{Buffer, Dtype};
-use crate::record::recorder::Record;
+use crate::board::own;
+use crate::record::recorder::Plain;
 use crate::record::{events, log};
 use crate::sync::lock;
 
@@ -40,7 +41,7 @@ pub struct Request {
     /// Whether anything is communicated.
     pub communicates: bool,
     /// What was recorded when it was started; not of what communicates nothing.
-    pub record: Option<Record>,
+    pub record: Option<Plain>,
     /// Types and sizes of the results of the wait: what was received, and the operand.
     results: [Option<(Dtype, usize)>; 2],
     /// Whether all ranks start the same, if that was asked. Not locked during a wait.
@@ -50,7 +51,7 @@ pub struct Request {
 }
 
 impl Request {
-    pub fn new(site: &Arc<Site>, envelope: Envelope, record: Option<Record>, state: RequestState) -> Self {
+    pub fn new(site: &Arc<Site>, envelope: Envelope, record: Option<Plain>, state: RequestState) -> Self {
         let memory = state.memory();
         let results = memory.map(RequestMemory::results).unwrap_or_default().map(|it| it.as_ref().map(form));
         let communicates = !matches!(state, RequestState::Ended(_));
@@ -165,13 +166,12 @@ impl Request {
 
     /// The user's source line.
     pub fn location(&self) -> String {
-        self.record
-            .as_ref()
-            .map_or_else(|| self.site.location.to_string(), |record| record.location().into_owned())
+        self.site.location.to_string()
     }
 
     pub fn words(&self) -> String {
-        self.record.as_ref().map_or_else(|| self.site.name().to_owned(), Record::to_string)
+        let record = self.record.as_ref().and_then(|record| record.record(own()));
+        record.map_or_else(|| self.site.name().to_owned(), |record| record.to_string())
     }
 }
 

@@ -1,8 +1,8 @@
-//! Messages between the leaders of the hosts, through MPI, where it lets any thread call it at any time.
+//! Messages between hosts, through MPI, where it lets any thread call it at any time.
 //!
 //! They travel on a communicator of their own, made together with the default one, and a thread of its own carries them, which
 //! never waits for another rank: if MPI blocks it all the same, only the link is lost. [`Mail`] decides what is sent, and handles
-//! what arrives. Jobs of one host have no link: its ranks see one folder.
+//! what arrives. Jobs of one host have no link: its ranks see one board.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
-use super::mail::{Mail, Message};
+use super::hosts::{Mail, Message};
 use crate::comm::Calling;
 use crate::error::Cause;
 use crate::finalize::at_finalize;
@@ -20,7 +20,7 @@ use crate::mpilib::{any_thread_may_call, check, handle, handle_value};
 use crate::sync::lock;
 use crate::system::signal::wake;
 
-/// How often a leader looks for messages, and how often while there are some.
+/// How often a rank that answers for its host looks for messages, and how often while there are some.
 const PERIODS: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(50)];
 /// For how long after a message more are expected.
 const EXPECTS: Duration = Duration::from_secs(10);
@@ -30,10 +30,10 @@ const TAG: c_int = 0;
 
 /// While the link is closed, there are no other hosts.
 static MAIL: LazyLock<Mutex<Mail>> = LazyLock::new(Mutex::default);
-/// The link has been opened or closed, this rank has become the leader, or there is something to be sent.
+/// The link has been opened or closed, or there is something to be sent.
 static CHANGED: Condvar = Condvar::new();
-/// This rank is the leader of its host.
-static LEADS: AtomicBool = AtomicBool::new(false);
+/// This rank answers for its host.
+static ANSWERS: AtomicBool = AtomicBool::new(false);
 /// Locked by the thread that calls MPI for the link.
 static ENDPOINT: Mutex<Option<Endpoint>> = Mutex::new(None);
 
@@ -51,13 +51,6 @@ pub fn post(change: impl FnOnce(&mut Mail)) {
 /// Whether messages reach the other hosts.
 pub fn is_open() -> bool {
     mail().place().1 > 1
-}
-
-/// This rank is the leader of its host, or not any more.
-pub fn lead(leads: bool) {
-    if LEADS.swap(leads, Ordering::Relaxed) != leads {
-        post(|_| {});
-    }
 }
 
 /// A message under way. MPI reads or writes the bytes until the request is done.
@@ -104,10 +97,12 @@ pub unsafe fn open(comm: usize, host: u64, (rank, size): (i32, i32)) -> Result<(
         handle_value(link)
     };
     *lock(&ENDPOINT) = Some(Endpoint { comm, under_way: Vec::new() });
-    *mail() = Mail::new(&names, rank);
+    let mail = Mail::new(&names, rank);
+    ANSWERS.store(mail.answers_for_host(rank), Ordering::Relaxed);
+    *self::mail() = mail;
     // The endpoint stays without a thread too: MPI_Finalize is collective, and so is what `close` does.
     if std::thread::Builder::new().name("mpi4jax-link".into()).spawn(run).is_err() {
-        *mail() = Mail::default();
+        *self::mail() = Mail::default();
     }
     Ok(())
 }
@@ -127,7 +122,7 @@ fn run() {
         }
         let expects = busy.is_some_and(|at| at.elapsed() < EXPECTS);
         let is_idle = |mail: &mut Mail| {
-            let has_messages = LEADS.load(Ordering::Relaxed) || expects || mail.has_outgoing();
+            let has_messages = ANSWERS.load(Ordering::Relaxed) || expects || mail.has_outgoing();
             mail.place().1 > 1 && !has_messages
         };
         let mail = CHANGED.wait_while(mail(), is_idle).unwrap_or_else(PoisonError::into_inner);

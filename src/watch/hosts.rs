@@ -1,4 +1,4 @@
-//! Questions and answers of the hosts' leaders. Nothing here waits, or depends on how messages travel.
+//! Questions and answers between hosts. Nothing here waits, or depends on how messages travel.
 //!
 //! A question takes one message to each host and one back, however many ranks a host has: ranks with equal states are one part
 //! of the answer.
@@ -7,8 +7,8 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use super::ranks::{Ranks, grouped};
-use super::status::{RankStatus, World};
+use super::state::{RankStatus, World};
+use crate::board::ranks::{Ranks, grouped};
 
 /// What a question is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,9 +16,9 @@ use super::status::{RankStatus, World};
 pub enum QuestionKind {
     /// To know what ranks wait for.
     Status,
-    /// For a report, with dumps, that the user wants.
+    /// For a report, with Python's places.
     Report,
-    /// For a report, with dumps, that ends the job.
+    /// For a report that ends the job.
     End,
 }
 
@@ -49,7 +49,7 @@ pub enum Message {
 impl Message {
     /// The answer of a host, whose ranks these are.
     pub fn answer(question: Question, world: &World) -> Self {
-        let groups = grouped(world.iter().map(|(rank, status)| (status.briefly().encode(), *rank)));
+        let groups = grouped(world.iter().map(|(rank, status)| (encoded(&status.briefly()), *rank)));
         let groups = groups.into_iter().map(|(_, ranks)| {
             let status = ranks.first().map(|rank| world[&rank].briefly()).unwrap_or_default();
             (ranks, status)
@@ -62,7 +62,11 @@ impl Message {
     }
 }
 
-/// The questions and answers of the leader of a host. Without hosts, questions reach no rank.
+fn encoded(status: &RankStatus) -> String {
+    serde_json::to_string(status).expect("plain fields")
+}
+
+/// The questions and answers of a host. Without hosts, questions reach no rank.
 #[derive(Debug, Default)]
 pub struct Mail {
     /// The ranks of each host, in the order of their lowest ones.
@@ -89,6 +93,16 @@ impl Mail {
     /// The place of this host, and how many there are.
     pub fn place(&self) -> (usize, usize) {
         (self.own, self.hosts.len().max(1))
+    }
+
+    /// Whether this rank answers for its host: its first one does, and the second where the first is gone.
+    pub fn answers_for_host(&self, rank: i32) -> bool {
+        self.hosts.get(self.own).is_some_and(|host| host.iter().take(2).any(|it| it == rank))
+    }
+
+    /// Whether a rank is of a host that comes before this one.
+    pub fn is_before(&self, rank: i32) -> bool {
+        self.hosts.iter().take(self.own).any(|host| host.contains(rank))
     }
 
     fn others(&self) -> impl Iterator<Item = &Ranks> {

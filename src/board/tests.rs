@@ -1,0 +1,90 @@
+use super::*;
+use crate::board::slot::{FREED, MESSAGES, PEERS, RECORDS};
+
+fn slot() -> &'static Slot {
+    let memory = Vec::leak(std::iter::repeat_with(|| Page([0; 4096])).take(size_of::<Slot>() / 4096).collect());
+    // SAFETY: zeros, of the size and alignment of a slot.
+    unsafe { &*memory.as_ptr().cast() }
+}
+
+#[test]
+fn a_slot_is_as_large_as_the_page_says() {
+    assert_eq!(size_of::<Slot>(), 68 << 10, "docs/environment.md says how much memory a rank takes");
+    assert_eq!((size_of::<Raw>(), RECORDS), (64, 256));
+}
+
+#[test]
+fn words_are_read_back_until_others_take_their_place() {
+    let slot = slot();
+    let first = Entry::default();
+    let at = first.at(slot, || "solver.py:97".into());
+    assert_eq!(slot.read(at), "solver.py:97");
+    assert_eq!(first.at(slot, || unreachable!()), at);
+    assert_eq!(slot.read(slot.write("a\nr0 | \u{1b}[31mforged")), "a\\nr0 | \\u{1b}[31mforged");
+    for i in 0..2000 {
+        slot.write(&format!("line {i}"));
+    }
+    assert_eq!(slot.read(at), "");
+    assert_eq!(slot.read(first.at(slot, || "again".into())), "again");
+    slot.settings.write(&"x".repeat(3000));
+    assert_eq!(slot.settings.read().len(), 1024);
+}
+
+#[test]
+fn collectives_are_compared_by_number() {
+    let (one, other) = (Cell::default(), Cell::default());
+    for number in 1..20 {
+        assert_eq!(one.note(7, 1), number);
+    }
+    assert_eq!((one.print(1), one.print(20)), (None, None), "far ahead, and not there yet");
+    (0..18).for_each(|_| drop(other.note(7, 1)));
+    assert_eq!(one.print(18), other.print(18));
+    other.note(8, 1);
+    assert_ne!(one.print(19).unwrap().chain, other.print(19).unwrap().chain);
+}
+
+#[test]
+fn cells_of_freed_communicators_are_used_again() {
+    let slot = slot();
+    let all: Vec<&Cell> = std::iter::from_fn(|| slot.claim().inspect(|cell| cell.id.store(9, Ordering::Relaxed)))
+        .take(64)
+        .collect();
+    assert_eq!(all.len(), slot.cells.len());
+    (0..5).for_each(|_| drop(all[3].note(1, 0)));
+    all[3].set(FREED);
+    assert!(std::ptr::eq(slot.claim().unwrap(), all[3]));
+    assert_eq!((all[3].number.load(Ordering::Relaxed), slot.lost_number.load(Ordering::Relaxed)), (0, 5));
+}
+
+#[test]
+fn messages_are_counted_by_rank_and_totals_stay() {
+    let slot = slot();
+    for rank in 0..3 * PEERS as i32 {
+        slot.peer(5, rank).sent.fetch_add(1, Ordering::Relaxed);
+    }
+    assert!(std::ptr::eq(slot.peer(5, 191), slot.peer(5, 191)) && MESSAGES > 1);
+    let here: u64 = slot.peers.iter().map(|peer| peer.sent.load(Ordering::Relaxed)).sum();
+    assert_eq!(here + slot.lost_sent.load(Ordering::Relaxed), 3 * PEERS as u64);
+}
+
+#[test]
+fn ranks_of_a_job_share_a_file_and_a_later_job_of_its_name_does_not() {
+    let folder = Folder::make_one(&std::env::temp_dir().join(format!("mpi4jax-board-{}", std::process::id()))).unwrap();
+    let bytes = size_of::<Memory<2>>();
+    let first = open_file(&folder, "job", bytes).unwrap();
+    flock(&first, FlockOperation::LockShared).unwrap();
+    let second = folder.file("job").unwrap();
+    assert!(flock(&second, FlockOperation::NonBlockingLockExclusive).is_err(), "its job lives");
+    assert_eq!(first.metadata().unwrap().len(), bytes as u64);
+    drop((first, second));
+    // A file that is older than this process, of a job without processes.
+    let old = folder.file("job").unwrap();
+    old.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    drop(old);
+    let third = open_file(&folder, "job", bytes).unwrap();
+    assert!(third.metadata().unwrap().modified().unwrap() > SystemTime::UNIX_EPOCH);
+    let memory = map(&third, bytes).unwrap();
+    // SAFETY: mapped.
+    assert_eq!(unsafe { memory.add(bytes - 1).read() }, 0);
+    fs::remove_dir_all(&folder.path).unwrap();
+}

@@ -1,0 +1,153 @@
+//! What other ranks read of a communicator on the board.
+
+use serde::{Deserialize, Serialize};
+
+use super::Comm;
+use super::origin::{ONLY_ONE, UNKNOWN};
+use crate::board::ranks::Ranks;
+use crate::board::slot::{Cell, hash};
+use crate::board::Slot;
+
+/// What all ranks of a communicator can compute alike without messages: its class (see `comm::register`), and its origin, which
+/// distinguishes communicators with the same members.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct CommId {
+    pub class: u64,
+    pub origin: u64,
+    /// Of the name that the program has given it, where its origin is not known; 0: none. Ranks may name one communicator
+    /// differently, so it proves nothing.
+    pub name: u64,
+}
+
+impl CommId {
+    /// What is certain.
+    pub fn without_name(self) -> Self {
+        Self { name: 0, ..self }
+    }
+
+    /// Under what messages are counted.
+    pub fn key(self) -> u64 {
+        hash(self)
+    }
+
+    pub fn of_cell(cell: &Cell) -> Self {
+        use std::sync::atomic::Ordering::Relaxed;
+        Self { class: cell.class.load(Relaxed), origin: cell.origin.load(Relaxed), name: cell.name.load(Relaxed) }
+    }
+}
+
+/// The words of a communicator, and of which ranks of `MPI_COMM_WORLD` it is.
+#[derive(Clone, Debug, Default)]
+pub struct CommWords {
+    pub key: String,
+    pub generation: u32,
+    pub id: CommId,
+    /// Empty: there are too many to be written down.
+    pub world: Ranks,
+    /// The same by rank, where that is not their order.
+    order: Vec<i32>,
+}
+
+/// The most bytes for the list of members.
+const MEMBERS: usize = 2048;
+
+impl CommWords {
+    fn encode(&self) -> String {
+        let CommId { class, origin, name } = self.id;
+        let order = || self.order.iter().map(ToString::to_string).collect::<Vec<_>>().join(".");
+        let members = if self.order.is_empty() { self.world.to_string() } else { order() };
+        let members = Some(members).filter(|list| list.len() <= MEMBERS).unwrap_or_default();
+        // The key comes last: a name may hold anything.
+        let numbers = [class, origin, name, self.generation.into()].map(|number| format!("{number:x}")).join("/");
+        format!("{numbers}/{members}/{}", self.key)
+    }
+
+    pub fn decode(text: &str) -> Self {
+        let mut parts = text.splitn(6, '/');
+        let mut number = || u64::from_str_radix(parts.next().unwrap_or_default(), 16).unwrap_or(0);
+        let id = CommId { class: number(), origin: number(), name: number() };
+        let generation = number() as u32;
+        let members = parts.next().unwrap_or_default();
+        let key = parts.next().unwrap_or("a communicator").into();
+        if members.contains('.') {
+            let order: Vec<i32> = members.split('.').filter_map(|rank| rank.parse().ok()).collect();
+            return Self { key, generation, id, world: order.iter().copied().collect(), order };
+        }
+        Self { key, generation, id, world: Ranks::parse(members), order: Vec::new() }
+    }
+
+    /// The rank in `MPI_COMM_WORLD` of a rank.
+    pub fn world_rank(&self, rank: i32) -> Option<i32> {
+        let place = usize::try_from(rank).ok()?;
+        if self.order.is_empty() { self.world.nth(place) } else { self.order.get(place).copied() }
+    }
+}
+
+impl Comm {
+    pub fn comm_id(&self) -> CommId {
+        let is_named = self.has_own_name() && self.origin == UNKNOWN;
+        CommId { class: self.class, origin: self.origin, name: if is_named { self.id } else { 0 } }
+    }
+
+    /// What ranks of one board know it by.
+    #[inline]
+    pub fn shared_id(&self) -> u64 {
+        self.shared_id
+    }
+
+    /// Under what its messages are counted.
+    #[inline]
+    pub fn message_key(&self) -> u64 {
+        self.message_key
+    }
+
+    pub(super) fn find_shared_id(&self) -> u64 {
+        let id = if self.origin == UNKNOWN { (0, self.id, self.generation) } else { (1, self.class, 0) };
+        hash((id, self.origin)).max(1)
+    }
+
+    /// Whether it is known which communicator of another rank it is.
+    pub fn is_known(&self) -> bool {
+        self.origin != UNKNOWN
+    }
+
+    /// Whether it is one of the two that there is only one of.
+    pub fn has_one_origin(&self) -> bool {
+        self.origin == ONLY_ONE
+    }
+
+    #[inline]
+    pub fn cell(&self) -> &'static Cell {
+        self.cell
+    }
+
+    /// Where its words are in the slot of this rank.
+    #[inline]
+    pub fn words(&self, slot: &Slot) -> u32 {
+        self.words.at(slot, || {
+            let world = self.world.iter().copied().collect();
+            let order = if self.world.is_sorted() { Vec::new() } else { self.world.to_vec() };
+            let (key, generation, id) = (self.key.to_string(), self.generation, self.comm_id());
+            CommWords { key, generation, id, world, order }.encode()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        for (key, order) in [("c", vec![]), ("a/b/c", vec![4, 0, 8]), ("", vec![])] {
+            let id = CommId { class: 0xabc, origin: 7, name: 1 << 63 };
+            let ranks = if order.is_empty() { vec![0, 1, 2, 4, 6, 8] } else { order.clone() };
+            let world = ranks.iter().copied().collect();
+            let words = CommWords { key: key.into(), generation: 3, id, world, order };
+            let read = CommWords::decode(&words.encode());
+            assert_eq!(read.world_rank(1), Some(ranks[1]));
+            assert_eq!((read.key, read.generation, read.id, read.world), (key.into(), 3, id, words.world));
+        }
+        assert_eq!(CommWords::decode("").key, "a communicator");
+    }
+}

@@ -1,0 +1,204 @@
+//! Messages: how many there were between two ranks, and whether the two ends of one have the same type.
+//!
+//! The sender leaves prints of its last messages on the board. The receiver looks there for those that may be the message it has
+//! got: of its tag, its length, and a sample of its bytes. If there are some, and none has its type, the ends differ.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::board::slot::{MESSAGES, hash};
+use crate::board::{Peer, board, mix, own};
+use crate::call::{Call, Stream};
+use crate::comm::Comm;
+use crate::mpilib::Tag;
+use crate::ops::{Buffer, Class, Dtype};
+use crate::sync::lock;
+
+/// How many bytes of a message are looked at, at each end of it.
+const SAMPLE: usize = 64;
+
+/// The ends of a message that differ.
+pub struct Difference {
+    /// The sender, in `MPI_COMM_WORLD`.
+    pub sender: i32,
+    /// What this rank has received, in words, and what the sender did last there.
+    pub words: String,
+    pub sent: String,
+    /// Names or shapes of leaves differ, and nothing else.
+    pub is_form: bool,
+    pub is_default: bool,
+}
+
+static FOUND: Mutex<Option<Difference>> = Mutex::new(None);
+static IS_FOUND: AtomicBool = AtomicBool::new(false);
+
+/// A difference that has been found since this was called last.
+#[inline]
+pub fn difference() -> Option<Difference> {
+    if IS_FOUND.load(Ordering::Relaxed) { take() } else { None }
+}
+
+#[cold]
+fn take() -> Option<Difference> {
+    IS_FOUND.store(false, Ordering::Relaxed);
+    lock(&FOUND).take()
+}
+
+/// What the bits of a message mean: those of a signed integer are mostly those of an unsigned one, and those of a complex
+/// number are those of two real ones.
+fn meaning(dtype: Dtype) -> u64 {
+    let (kind, size) = match dtype.class() {
+        Class::Bool | Class::Integer | Class::Narrow => (1, dtype.size()),
+        Class::Complex => (2, dtype.size() / 2),
+        Class::Half if dtype == Dtype::Bfloat16 => (3, dtype.size()),
+        Class::Float | Class::Half => (2, dtype.size()),
+    };
+    kind << 8 | size as u64
+}
+
+/// What a message is known by at both ends; 0: it is not compared. Zeros have the same value in every data type, and what has 8
+/// bits per element is what programs send anything as.
+fn key(buffer: &Buffer, tag: i32) -> u64 {
+    let length = buffer.bytes();
+    if buffer.count() == 0 || buffer.dtype().size() == 1 {
+        return 0;
+    }
+    // SAFETY: the host's memory of an operand, or of a result that has been written.
+    let bytes = unsafe { std::slice::from_raw_parts(buffer.data(), length) };
+    let (head, tail) = (&bytes[..length.min(SAMPLE)], &bytes[length - length.min(SAMPLE)..]);
+    let fold = |sum: (u64, u64), part: &[u8]| {
+        let mut word = [0; 8];
+        word[..part.len()].copy_from_slice(part);
+        (mix(sum.0, u64::from_le_bytes(word)), sum.1 | u64::from_le_bytes(word))
+    };
+    let (sum, any) = head.chunks(8).chain(tail.chunks(8)).fold((mix(length as u64, tag as u64), 0), fold);
+    if any == 0 { 0 } else { sum | 1 }
+}
+
+fn peer(comm: &Comm, rank: i32) -> Option<(i32, &'static Peer)> {
+    let world = comm.world_rank(rank).filter(|rank| *rank >= 0)?;
+    Some((world, own().peer(comm.message_key(), world)))
+}
+
+/// A form of a message: a hash of it, and where its words are.
+pub fn form(words: &str) -> u64 {
+    if words.is_empty() { 0 } else { hash(words) << 32 | u64::from(own().write(words)) }
+}
+
+fn are_forms_equal(one: u64, other: u64) -> bool {
+    one == 0 || other == 0 || one >> 32 == other >> 32
+}
+
+/// A message is about to be sent.
+#[inline]
+pub fn sends(call: &Call) {
+    let (envelope, stream) = (call.envelope, call.stream);
+    // The content of messages is looked at here.
+    if let Some(buffer) = call.send.filter(|_| stream == Stream::NONE && board().is_shared())
+        && let Some((_, peer)) = peer(&call.site.comm, envelope.dest)
+    {
+        let place = &peer.prints[peer.noted.fetch_add(1, Ordering::AcqRel) as usize % MESSAGES];
+        place[0].store(0, Ordering::Release);
+        place[1].store(meaning(buffer.dtype()), Ordering::Relaxed);
+        place[2].store(if call.site.forms.sent.is_empty() { 0 } else { form(&call.site.forms.sent) }, Ordering::Relaxed);
+        place[0].store(key(&buffer, envelope.sendtag), Ordering::Release);
+    }
+}
+
+/// A message has been sent, as far as this rank is concerned.
+#[inline]
+pub fn has_sent(comm: &Comm, dest: i32) {
+    if let Some((_, peer)) = peer(comm, dest) {
+        peer.sent.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// A message has come, of so many elements.
+#[inline]
+pub fn received(call: &Call, source: i32, tag: i32, count: usize) {
+    let comm = &call.site.comm;
+    let Some((world, peer)) = peer(comm, source) else { return };
+    let number = peer.received.fetch_add(1, Ordering::Release) + 1;
+    let Some(recv) = call.recv.filter(|_| call.stream == Stream::NONE) else { return };
+    let buffer = recv.part(0, count.min(recv.count()));
+    let (Some(slot), Some(me)) = (board().slot(world), comm.world_rank(comm.rank)) else { return };
+    let Some(its) = slot.known_peer(comm.message_key(), me) else { return };
+    // What is not among its last messages any more may be the one.
+    let noted = u64::from(its.noted.load(Ordering::Acquire));
+    if noted.saturating_sub(number - 1) > MESSAGES as u64 || noted < number {
+        return;
+    }
+    let key = key(&buffer, tag);
+    let found = its.prints.each_ref().map(|print| print.each_ref().map(|number| number.load(Ordering::Acquire)));
+    let form = if call.site.forms.received.is_empty() { 0 } else { hash(&call.site.forms.received) << 32 };
+    let mut candidates = found.iter().filter(|print| key != 0 && print[0] == key).peekable();
+    let Some(first) = candidates.peek().copied().copied() else { return };
+    let means = meaning(buffer.dtype());
+    let mut any_type = false;
+    for [_, its_meaning, its_form] in candidates {
+        any_type |= *its_meaning == means;
+        if *its_meaning == means && are_forms_equal(*its_form, form) {
+            return;
+        }
+    }
+    differs(call, (world, first[2]), (source, tag), &buffer, any_type);
+}
+
+#[cold]
+fn differs(call: &Call, (sender, form): (i32, u64), (source, tag): (i32, i32), buffer: &Buffer, is_form: bool) {
+    let site = call.site;
+    let (count, dtype) = (buffer.count(), buffer.dtype().name());
+    let mut words = format!("{} from {source}, {} ({count} x {dtype}) on {}", site.name(), Tag(tag), site.comm.key);
+    if !site.location.is_empty() {
+        words += &format!(", {}", site.location);
+    }
+    let slot = board().slot(sender);
+    let records = slot.map(super::recorder::records).unwrap_or_default();
+    let rank = site.comm.rank;
+    let sent = records.iter().rev().find(|it| it.op.row().sends() && it.dest == rank && it.sendtag == tag);
+    let mut sent = sent.map_or_else(|| "a message of another type".into(), ToString::to_string);
+    if is_form && !site.forms.received.is_empty() {
+        words += &format!(", of {}", site.forms.received);
+        sent += &format!(", of {}", slot.map(|slot| slot.read(form as u32)).unwrap_or_default());
+    }
+    let is_default = site.comm.is_default();
+    *lock(&FOUND) = Some(Difference { sender, words, sent, is_form, is_default });
+    IS_FOUND.store(true, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key_of<T>(values: &mut [T], dtype: Dtype, tag: i32) -> u64 {
+        let bytes = size_of_val(values);
+        // SAFETY: the values.
+        key(&unsafe { Buffer::new(values.as_mut_ptr().cast(), dtype, bytes / dtype.size()) }, tag)
+    }
+
+    #[test]
+    fn a_message_is_known_by_tag_length_and_bytes() {
+        let one = key_of(&mut [1, 2], Dtype::Int32, 7);
+        assert_eq!(one, key_of(&mut [1, 2], Dtype::Float32, 7));
+        for other in [
+            key_of(&mut [1, 3], Dtype::Int32, 7),
+            key_of(&mut [1, 2], Dtype::Int32, 8),
+            key_of(&mut [1, 2, 0], Dtype::Int32, 7),
+        ] {
+            assert_ne!(one, other);
+        }
+        assert_eq!(key_of(&mut [0, 0], Dtype::Int32, 7), 0, "zeros");
+        assert_eq!(key_of(&mut [1, 2], Dtype::Uint8, 7), 0);
+        assert_eq!(key_of::<i32>(&mut [], Dtype::Int32, 7), 0);
+    }
+
+    #[test]
+    fn what_may_be_received_as_another_type_is_no_difference() {
+        assert_eq!(meaning(Dtype::Int32), meaning(Dtype::Uint32));
+        assert_eq!(meaning(Dtype::Complex64), meaning(Dtype::Float32));
+        assert_ne!(meaning(Dtype::Float16), meaning(Dtype::Bfloat16));
+        assert_ne!(meaning(Dtype::Int32), meaning(Dtype::Float32));
+        let (one, other) = (form("['a'] (3)"), form("['b'] (3)"));
+        assert!(are_forms_equal(one, form("['a'] (3)")) && !are_forms_equal(one, other) && are_forms_equal(one, 0));
+    }
+}

@@ -1,0 +1,404 @@
+//! Comparison of what the ranks call, before they run it: every collective of every communicator with those of two neighbours on the
+//! host, by its number; and with `MPI4JAX_CHECK=1` by a small allreduce of a fingerprint on the same communicator, which is exact.
+//!
+//! A rank notes what it is about to do, and only then looks at its neighbours: of two ranks that differ, one at least sees it, and
+//! holds its operation. On the default communicator, which this package alone uses, that ends the job. On another one, a rank may
+//! take part through mpi4py, which shifts its numbers: there a difference is certain if all members stay in collectives that
+//! differ. Otherwise there is a line, and the job goes on.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mpi::ffi;
+
+use super::end;
+use super::watchdog;
+use crate::board::slot::{MIXED, Print, THREADS};
+use crate::board::{Cell, Once, Slot, board, mix, own};
+use crate::call::{Call, Phase, Site};
+use crate::comm::{Comm, Comparison};
+use crate::error::{Cause, Error};
+use crate::mpilib::check;
+use crate::ops::{Dtype, Reduction};
+use crate::output::print;
+use crate::record::messages::{self, Difference};
+use crate::record::recorder::{self, Record, Running};
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CheckLevel {
+    Off,
+    /// With neighbours on the host.
+    #[default]
+    Neighbours,
+    /// Of collectives, all ranks.
+    Operations,
+}
+
+/// The job's exit status where ranks did different things.
+pub const DIFFERENT: i32 = 1;
+/// For how long an operation is held that differs: on the default communicator, where it may turn out that several threads use it;
+/// and on another one, for a decision.
+const HOLD: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(3)];
+const PAUSE: Duration = Duration::from_millis(10);
+
+static CHECK: OnceLock<CheckLevel> = OnceLock::new();
+/// The program has the default communicator too.
+static SHARED: AtomicBool = AtomicBool::new(false);
+
+/// Decides for the life of the process what is compared. 0: nothing; 1: collectives, of all ranks; else those of neighbours.
+#[cfg_attr(feature = "python", pyo3::pyfunction)]
+pub fn set_check(level: u8) {
+    let _ = CHECK.set(match level {
+        0 => CheckLevel::Off,
+        1 => CheckLevel::Operations,
+        _ => CheckLevel::Neighbours,
+    });
+}
+
+#[inline]
+pub fn check_level() -> CheckLevel {
+    CHECK.get().copied().unwrap_or_default()
+}
+
+/// From now on the program may communicate on the default communicator by itself.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_share_default"))]
+pub fn share_default() {
+    SHARED.store(true, Ordering::Relaxed);
+}
+
+/// Whether this package alone communicates on a communicator.
+fn is_ours(comm: &Comm) -> bool {
+    comm.is_default() && !SHARED.load(Ordering::Relaxed)
+}
+
+// ---- What is compared
+
+/// Of a site: what has to be equal in each of its calls, and the form of its messages.
+fn base(site: &Site) -> (u64, u64) {
+    let mut hasher = DefaultHasher::new();
+    (site.name(), site.reverse, site.same).hash(&mut hasher);
+    if site.op.row().has_root {
+        site.root.hash(&mut hasher);
+    }
+    match site.reduction {
+        None => 0.hash(&mut hasher),
+        Some(Reduction::Builtin(builtin)) => builtin.name().hash(&mut hasher),
+        // Handles differ from rank to rank.
+        Some(Reduction::User(_)) => 1.hash(&mut hasher),
+    }
+    site.halo.as_ref().map(|halo| halo.widths()).hash(&mut hasher);
+    (hasher.finish(), messages::form(&site.forms.sent))
+}
+
+/// What has to be equal on all ranks in a call of so many elements, and the form of its message.
+#[inline]
+pub fn print_of(call: &Call, count: usize) -> (u64, u64) {
+    let site = call.site;
+    let &(base, form) = site.base.get_or_init(|| base(site));
+    let dtype = call.send.or(call.recv).map_or(0, |buffer| buffer.dtype().xla_code() as u64 + 1);
+    let count = if site.op.row().has_any_size() { 0 } else { count as u64 };
+    let others = call.others.iter().fold(0, |sum, (send, _)| mix(sum, send.dtype().xla_code() as u64));
+    (mix(base ^ dtype << 56 ^ others, count), form)
+}
+
+// ---- With neighbours
+
+/// A rank on the same board, and its cell of a communicator.
+#[inline]
+fn neighbour(comm: &Comm, which: usize, number: u64) -> Option<(i32, &'static Cell)> {
+    let (rank, place) = &comm.neighbours[which];
+    let known = rank.load(Ordering::Relaxed) - 1;
+    if known >= 0
+        && let Some(cell) = board().slot(known)?.cells.get(place.load(Ordering::Relaxed) as usize)
+        && cell.id.load(Ordering::Relaxed) == comm.shared_id()
+    {
+        return Some((known, cell));
+    }
+    // Of a rank that is not here, or has not used the communicator, this finds out nothing.
+    if number.is_power_of_two() || number % 64 == 0 { find_neighbour(comm, which) } else { None }
+}
+
+#[cold]
+fn find_neighbour(comm: &Comm, which: usize) -> Option<(i32, &'static Cell)> {
+    let step = |distance| if which == 0 { comm.rank + distance } else { comm.rank - distance + comm.size };
+    let mut around = (1..comm.size).filter_map(|distance| comm.world_rank(step(distance) % comm.size));
+    let rank = around.find(|&rank| board().slot(rank).is_some())?;
+    let place = of_rank(comm, rank)?;
+    comm.neighbours[which].1.store(place as u32, Ordering::Relaxed);
+    comm.neighbours[which].0.store(rank + 1, Ordering::Relaxed);
+    Some((rank, &board().slot(rank)?.cells[place]))
+}
+
+/// The place of a rank's cell of a communicator. Where the ranks may know communicators by different origins, there is none.
+fn of_rank(comm: &Comm, rank: i32) -> Option<usize> {
+    let slot = board().slot(rank)?;
+    let copies = |slot: &Slot| slot.copies.load(Ordering::Relaxed);
+    let is_sure = comm.has_one_origin() || copies(slot) == copies(own());
+    let place = slot.cells.iter().position(|cell| cell.id.load(Ordering::Acquire) == comm.shared_id())?;
+    is_sure.then_some(place)
+}
+
+/// A collective is about to run, and has been noted.
+#[inline]
+pub fn before(call: &Call, running: &Running) -> Result<(), Error> {
+    let (comm, number) = (&*call.site.comm, running.sequence());
+    let own = comm.cell();
+    if own.has(THREADS | MIXED) {
+        return Ok(());
+    }
+    let Some(ours) = own.print(number) else { return Ok(()) };
+    for which in 0..2 {
+        if let Some((rank, cell)) = neighbour(comm, which, number) {
+            check_print(call, running, &ours, (rank, cell))?;
+        }
+    }
+    Ok(())
+}
+
+/// It has run: what needs the data of one rank alone has not waited for the others.
+#[inline]
+pub fn after(call: &Call, running: &Running) -> Result<(), Error> {
+    let site = call.site;
+    if !site.op.row().has_root || site.is_root() || site.phase != Phase::Whole {
+        return Ok(());
+    }
+    let (comm, number) = (&*site.comm, running.sequence());
+    let Some(root) = comm.world_rank(site.root).filter(|&root| board().slot(root).is_some()) else { return Ok(()) };
+    let Some(ours) = comm.cell().print(number).filter(|_| !comm.cell().has(THREADS | MIXED)) else { return Ok(()) };
+    match board().slot(root).and_then(|slot| slot.cell(comm.shared_id())) {
+        Some(cell) if of_rank(comm, root).is_some() => check_print(call, running, &ours, (root, cell)),
+        _ => Ok(()),
+    }
+}
+
+#[inline]
+fn check_print(call: &Call, running: &Running, ours: &Print, (rank, cell): (i32, &Cell)) -> Result<(), Error> {
+    match cell.print(running.sequence()) {
+        Some(its) if its.print != ours.print => hold(call, running, (rank, cell)),
+        Some(its) if its.form >> 32 != ours.form >> 32 && its.form != 0 && ours.form != 0 => {
+            other_form(call, running, (rank, its.form));
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The operation differs from that of another rank: holds it until that is certain, or turns out to be something else.
+#[cold]
+fn hold(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> Result<(), Error> {
+    let (comm, number, start) = (&*call.site.comm, running.sequence(), Instant::now());
+    let ours = is_ours(comm);
+    loop {
+        if comm.cell().has(THREADS | MIXED) || cell.has(THREADS | MIXED) {
+            return Ok(());
+        }
+        let has_passed = cell.number.load(Ordering::Acquire) > number || cell.running.load(Ordering::Acquire) == 0;
+        let held = start.elapsed();
+        if ours && held > HOLD[0] || (held > HOLD[1] && are_all_in(comm)) {
+            return different(call, running, rank);
+        }
+        if !ours && (has_passed || held > HOLD[1]) {
+            comm.cell().set(MIXED);
+            if comm.is_known() {
+                say_doubt(&texts(call, running, rank), WHY_MIXED);
+            }
+            return Ok(());
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Whether all members are here, and in collectives on the communicator.
+fn are_all_in(comm: &Comm) -> bool {
+    let is_in = |cell: &Cell| cell.running.load(Ordering::Acquire) > 0;
+    comm.world.iter().all(|&rank| {
+        board().slot(rank).and_then(|slot| slot.cell(comm.shared_id())).is_some_and(is_in)
+    })
+}
+
+/// What two ranks do, a line each.
+fn texts(call: &Call, running: &Running, rank: i32) -> [(i32, String); 2] {
+    let comm = &*call.site.comm;
+    let own = running.record().map_or_else(String::new, |record| with_widths(call, &record));
+    let is_it = |record: &Record| {
+        record.sequence == running.sequence()
+            && record.id() == comm.comm_id()
+            && record.op.row().is_collective()
+            && record.phase != Phase::Wait
+    };
+    let records = board().slot(rank).map(recorder::records).unwrap_or_default();
+    let its = records.iter().rev().find(|record| is_it(record));
+    let its = its.map_or_else(|| "another operation".into(), ToString::to_string);
+    [(comm.world_rank(comm.rank).unwrap_or(0), own), (rank, its)]
+}
+
+fn listed(texts: &[(i32, String)]) -> String {
+    let mut texts = texts.to_vec();
+    texts.sort();
+    texts.iter().map(|(rank, text)| format!("\n  rank {rank}: {text}")).collect()
+}
+
+const OFF: &str = "(MPI4JAX_CHECK=0: they are not compared)";
+const WHY_MIXED: &str = "ranks may also use the communicator through mpi4py, so the job goes on";
+const WHY_FORM: &str =
+    "leaves of different names or shapes have the same bytes and may be confused, so the job goes on";
+
+/// The operations of two ranks differ: of the ranks that find it, one says it and ends the job.
+#[cold]
+fn different(call: &Call, running: &Running, rank: i32) -> Result<(), Error> {
+    let texts = texts(call, running, rank);
+    let report = format!("the operations of the ranks do not match {OFF}{}", listed(&texts));
+    end_different(&report, &texts.each_ref().map(|(rank, _)| *rank));
+    Err(call.site.error(Cause::Mismatch { report }))
+}
+
+/// Ends the job for a difference between these ranks, unless another rank does. Returns if nothing ends it.
+pub fn end_different(report: &str, ranks: &[i32]) {
+    if board().is_first_to(Once::Differs) {
+        let exceptions = watchdog::exceptions(ranks);
+        print(&format!("r{} | mpi4jax: {report}{exceptions}\n", board().rank));
+        end::end_job(DIFFERENT);
+    }
+    std::thread::sleep(Duration::from_secs(10));
+}
+
+fn say_doubt(texts: &[(i32, String)], why: &str) {
+    if board().is_first_to(Once::Doubt) {
+        let rank = board().rank;
+        let lines = listed(texts);
+        print(&format!("r{rank} | mpi4jax: the operations of the ranks may not match {OFF}: {why}{lines}\n"));
+    }
+}
+
+#[cold]
+fn other_form(call: &Call, running: &Running, (rank, form): (i32, u64)) {
+    let [(own, text), (other, its)] = texts(call, running, rank);
+    let its_form = board().slot(rank).map(|slot| slot.read(form as u32)).unwrap_or_default();
+    let lines = [(own, format!("{text}, of {}", call.site.forms.sent)), (other, format!("{its}, of {its_form}"))];
+    say_doubt(&lines, WHY_FORM);
+}
+
+/// The two ends of a message differ, which this rank has received.
+#[cold]
+pub fn message(found: &Difference) {
+    let rank = board().rank as i32;
+    let texts = [(rank, found.words.clone()), (found.sender, found.sent.clone())];
+    if found.is_form {
+        say_doubt(&texts, WHY_FORM);
+    } else if found.is_default && !SHARED.load(Ordering::Relaxed) {
+        let report = format!("the operations of the ranks do not match {OFF}{}", listed(&texts));
+        end_different(&report, &[rank, found.sender]);
+    } else {
+        say_doubt(&texts, WHY_MIXED);
+    }
+}
+
+// ---- Of all ranks, with MPI4JAX_CHECK=1
+
+/// Compares a collective with those that the other ranks are about to call.
+pub fn compare_all(call: &Call, running: &Running) -> Result<(), Error> {
+    let Some(record) = running.record() else { return Ok(()) };
+    collective(call, &record).map_err(|cause| call.site.error(cause))
+}
+
+/// The fingerprint of an operation and of what its message is made of.
+fn fingerprint(call: &Call, record: &Record) -> u64 {
+    let (print, _) = print_of(call, record.count as usize);
+    let dtype = record.dtype.map(Dtype::xla_code);
+    crate::comm::hash((print, dtype, record.sequence, &call.site.forms.sent))
+}
+
+fn collective(call: &Call, record: &Record) -> Result<(), Cause> {
+    if !call.site.comm.agrees(fingerprint(call, record))? {
+        return disagree(call, record);
+    }
+    // All ranks are at the same operation. Messages of a halo exchange that differ in length are found when they come.
+    call.site.parts.as_ref().map_or(Ok(()), |parts| parts.expect(&told(call, &parts.sent())?))
+}
+
+/// What each rank sends to this one, where this one sends so much to each.
+fn told(call: &Call, sent: &[u64]) -> Result<Vec<u64>, Cause> {
+    let mut to_me = vec![0; sent.len()];
+    // SAFETY: a registered communicator, which is not freed, and an integer for and from each of its ranks.
+    unsafe {
+        let (n, t, comm) = (1, ffi::RSMPI_UINT64_T, call.site.comm.handle());
+        let code = ffi::MPI_Alltoall(sent.as_ptr().cast(), n, t, to_me.as_mut_ptr().cast(), n, t, comm);
+        check("MPI_Alltoall of counts", code)?;
+    }
+    Ok(to_me)
+}
+
+/// A record, with the ghost cells of a halo exchange: `..., widths 1+1 and 2+0`.
+fn with_widths(call: &Call, record: &Record) -> String {
+    let Some(halo) = &call.site.halo else { return record.to_string() };
+    let widths = halo.widths().iter().map(|width| format!("{}+{}", width.low, width.high));
+    format!("{record}, widths {}", widths.collect::<Vec<_>>().join(" and "))
+}
+
+/// Posts the description of a collective that is started, to be compared in its wait; waits for no other rank.
+pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> {
+    let comm = &call.site.comm;
+    if check_level() != CheckLevel::Operations || !call.site.op.row().is_collective() {
+        return Ok(None);
+    }
+    let Some(record) = running.record() else { return Ok(None) };
+    let mut words = with_widths(call, &record);
+    if !call.site.forms.sent.is_empty() {
+        words += &format!(", of {}", call.site.forms.sent);
+    }
+    let asked = Comparison::start(comm, fingerprint(call, &record), &words);
+    asked.map(Some).map_err(|cause| call.site.error(cause))
+}
+
+/// Gathers the descriptions of different operations into an error, the same on all ranks.
+#[cold]
+fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
+    let comm = &call.site.comm;
+    let words = with_widths(call, record);
+    let mut lines = comm.all_texts(&words)?;
+    if lines.iter().all(|line| *line == lines[0]) {
+        lines = comm.all_texts(&format!("{words}, of {}", call.site.forms.sent))?;
+    }
+    Err(mismatch(comm, &lines))
+}
+
+/// The error of ranks whose operations have these descriptions.
+#[cold]
+pub fn mismatch(comm: &Comm, lines: &[String]) -> Cause {
+    if comm.rank != 0 {
+        // Rank 0 reports for all, and ends the job.
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    Cause::Mismatch { report: disagreement(lines, &comm.world) }
+}
+
+/// What most ranks do is expected, anything else is not.
+fn disagreement(lines: &[String], world: &[i32]) -> String {
+    let votes = |line: &String| lines.iter().filter(|other| *other == line).count();
+    // Of equally many, the lowest rank's.
+    let expected = lines.iter().rev().max_by_key(|line| votes(line)).cloned().unwrap_or_default();
+    let mut report = "the operations of the ranks do not match, before they run (MPI4JAX_CHECK)".to_owned();
+    for (rank, line) in lines.iter().enumerate() {
+        let word = if *line == expected { "expected" } else { "actual  " };
+        report += &format!("\n  {word} rank {}: {line}", world.get(rank).copied().unwrap_or(rank as i32));
+    }
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_majority_is_expected() {
+        let lines = ["allreduce #1", "barrier #1", "allreduce #1"].map(String::from);
+        let report = disagreement(&lines, &[4, 5, 6]);
+        assert!(report.contains("expected rank 4: allreduce #1"), "{report}");
+        assert!(report.contains("actual   rank 5: barrier #1"), "{report}");
+        let report = disagreement(&lines[..2], &[0, 1]);
+        assert!(report.contains("expected rank 0"), "{report}");
+    }
+}

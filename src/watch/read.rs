@@ -1,0 +1,177 @@
+//! The states of the ranks of this host, as they are read from the board.
+
+use std::sync::atomic::Ordering;
+
+use super::python::Place;
+use super::state::{Need, Peer, RankStatus, State, Wait, WaitId, World};
+use crate::board::ranks::Ranks;
+use crate::board::slot::{FREED, milliseconds};
+use crate::board::{Life, Slot, board};
+use crate::comm::CommId;
+use crate::comm::origin::FREED as FREED_ORIGIN;
+use crate::mpilib::wildcards;
+use crate::record::clock;
+use crate::record::recorder::{self, Record, RecordState};
+use crate::system::os;
+use crate::system::process::{self, ProcessState};
+
+/// How many of its last operations a report has.
+const LAST: usize = 8;
+/// After this time a watchdog that has not looked gets no time, in milliseconds.
+const SILENT: u64 = 12_000;
+/// For how long a thread that has used the processor counts as one that goes on.
+const BUSY: u64 = 7_000;
+
+fn need_of(record: &Record) -> Need {
+    let (row, any) = (record.op.row(), wildcards());
+    if row.is_collective() {
+        return Need::Collective { comm: record.id(), number: record.sequence };
+    }
+    let end = |takes_part: bool, rank: i32, tag: i32| {
+        (takes_part && rank != any.proc_null).then(|| Peer {
+            rank: (rank != any.source).then(|| record.comm.world_rank(rank).unwrap_or(Ranks::ELSEWHERE)),
+            tag: (tag != any.tag).then_some(tag),
+        })
+    };
+    let from = end(row.receives(), record.source, record.recvtag);
+    let to = end(row.sends(), record.dest, record.sendtag);
+    Need::Message { comm: record.id(), key: record.id().key(), from, to }
+}
+
+fn wait_of(record: &Record) -> Wait {
+    Wait {
+        id: WaitId::Operation(record.ticket),
+        need: need_of(record),
+        members: record.members().clone(),
+        seconds: record.seconds(),
+        late: String::new(),
+        words: record.to_string(),
+        has_line: !record.line.is_empty(),
+    }
+}
+
+/// "1.2 s", "3.4 ms", "5.6 us"
+fn time(seconds: f64) -> String {
+    match seconds {
+        1e-1.. => format!("{seconds:.1} s"),
+        1e-3.. => format!("{:.1} ms", 1e3 * seconds),
+        _ => format!("{:.1} us", 1e6 * seconds),
+    }
+}
+
+fn line(record: &Record) -> String {
+    let seconds = record.seconds();
+    match record.state {
+        RecordState::Started => format!("{record}: for {}", time(seconds)),
+        RecordState::Failed => format!("{record}: failed after {}", time(seconds)),
+        RecordState::Done => {
+            let ago = time(clock::seconds_since(record.ended));
+            format!("{record}: took {}, ended {ago} ago", time(seconds))
+        }
+    }
+}
+
+/// What a rank waits for: operations, and what its watchdog has written.
+pub fn waits(slot: &Slot) -> Vec<Wait> {
+    let mut waits: Vec<Wait> = recorder::running(slot).iter().map(wait_of).collect();
+    waits.extend(serde_json::from_str::<Vec<Wait>>(&slot.waits.read()).unwrap_or_default());
+    waits
+}
+
+/// The state of a process that others can see, and whether it is halted.
+fn state(slot: &Slot) -> (State, bool) {
+    let pid = slot.pid.load(Ordering::Relaxed) as i32;
+    if slot.life() == Life::Finished {
+        return (State::Finished, false);
+    }
+    let running = if slot.life() == Life::Finalizing { State::Finalizing } else { State::Runs };
+    let own = board().slots().get(board().rank).map_or(0, |own| own.space.load(Ordering::Relaxed));
+    // Numbers of processes in another container say nothing.
+    if own == 0 || slot.space.load(Ordering::Relaxed) != own {
+        return (running, false);
+    }
+    match process::state(pid, slot.start.load(Ordering::Relaxed)) {
+        None => (State::Gone, false),
+        Some(ProcessState::Stopped) => (State::Stopped, true),
+        Some(_) => (running, os::is_traced(pid)),
+    }
+}
+
+/// Why a rank that waits goes on nevertheless.
+fn goes_on(slot: &Slot, waits: usize) -> Option<String> {
+    let now = milliseconds();
+    let is_recent = |time: u64| time != 0 && now.saturating_sub(time) < BUSY;
+    if slot.threads.load(Ordering::Relaxed) as usize > waits {
+        return Some("another Python thread that has communicated before".into());
+    }
+    if slot.lost_pending.load(Ordering::Relaxed) > 0 {
+        return Some("more pending requests than are watched".into());
+    }
+    is_recent(slot.busy.load(Ordering::Relaxed)).then(|| "another thread that uses the processor".into())
+}
+
+/// The status of a rank, with its last operations if they are wanted.
+pub fn status(slot: &Slot, with_last: bool) -> RankStatus {
+    let (state, is_halted) = state(slot);
+    let pid = slot.pid.load(Ordering::Relaxed) as i32;
+    let is_over = matches!(state, State::Finished | State::Gone);
+    let waits = if is_over { Vec::new() } else { waits(slot) };
+    let last = recorder::last(slot, if with_last { LAST } else { 1 });
+    let before = match last.last() {
+        Some(record) if record.state == RecordState::Started && state == State::Gone => format!("; it was in {record}"),
+        Some(record) if record.state == RecordState::Failed => format!("; the last one, {record}, failed"),
+        Some(record) => format!("; the last one was {record}"),
+        None => "; it has called no operation".into(),
+    };
+    let place: Place = serde_json::from_str(&slot.python.read()).unwrap_or_default();
+    let cells = || slot.cells.iter().filter(|cell| cell.id.load(Ordering::Acquire) != 0);
+    let number = |cell: &crate::board::Cell| cell.number.load(Ordering::Relaxed);
+    let id = |cell: &crate::board::Cell| {
+        let id = CommId::of_cell(cell);
+        if cell.has(FREED) { CommId { origin: FREED_ORIGIN, name: 0, ..id } } else { id }
+    };
+    let looked = slot.looked.load(Ordering::Relaxed);
+    let messages = slot.peers.iter().filter(|peer| peer.key.load(Ordering::Acquire) != 0).map(|peer| {
+        let load = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);
+        (load(&peer.comm), peer.rank.load(Ordering::Relaxed), load(&peer.sent), load(&peer.received))
+    });
+    RankStatus {
+        state,
+        process: process::name(pid),
+        is_halted,
+        is_silent: !is_over && !waits.is_empty() && milliseconds().saturating_sub(looked) > SILENT,
+        goes_on: goes_on(slot, waits.len()),
+        started: if state == State::Gone {
+            recorder::running(slot).iter().map(need_of).collect()
+        } else {
+            recorder::pending(slot).iter().map(need_of).filter(|it| matches!(it, Need::Message { .. })).collect()
+        },
+        waits,
+        begun: slot.next.load(Ordering::Acquire),
+        copies: slot.copies.load(Ordering::Relaxed),
+        counts: cells().map(|cell| (id(cell), number(cell))).collect(),
+        forgotten: slot.lost_number.load(Ordering::Relaxed),
+        chains: cells()
+            .filter(|cell| !cell.has(FREED))
+            .map(|cell| (id(cell), number(cell), cell.chain.load(Ordering::Relaxed)))
+            .collect(),
+        messages: messages.collect(),
+        others: [&slot.lost_sent, &slot.lost_received].map(|it| it.load(Ordering::Relaxed)),
+        seconds: last.last().map_or(0.0, |record| clock::seconds_since(record.ended)),
+        before,
+        activity: place.activity,
+        python: place.at,
+        exception: place.exception,
+        last: if with_last { last.iter().map(line).collect() } else { Vec::new() },
+    }
+}
+
+/// The states of the ranks of this host that have come.
+pub fn world() -> World {
+    board().here().map(|(rank, slot)| (rank, status(slot, false))).collect()
+}
+
+/// Whether a debugger is attached to a rank of this host, or one is stopped.
+pub fn is_halted() -> bool {
+    board().here().any(|(_, slot)| state(slot).1)
+}

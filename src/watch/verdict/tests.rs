@@ -1,0 +1,256 @@
+//! What has been learned of programs that hang, and of those that only look like it: a row each.
+
+use std::time::Instant;
+
+use super::*;
+use crate::comm::origin::UNKNOWN;
+use crate::watch::state::{WaitId, compare_origins};
+
+/// A communicator of all ranks.
+const A: CommId = CommId { class: 1, origin: 3, name: 0 };
+/// Another one with the same members.
+const B: CommId = CommId { class: 1, origin: 4, name: 0 };
+/// One of these that no duplicating has made, or another.
+const U: CommId = CommId { class: 1, origin: UNKNOWN, name: 0 };
+/// One with other members.
+const C: CommId = CommId { class: 2, origin: 3, name: 0 };
+/// Under what messages on A are counted.
+const KEY: u64 = 5;
+
+fn wait_among(need: Need, members: Ranks) -> Wait {
+    let (late, words) = (String::new(), "it, a.py:9".into());
+    Wait { id: WaitId::Operation(1), need, members, seconds: 0.0, late, words, has_line: true }
+}
+
+fn wait(need: Need) -> Wait {
+    wait_among(need, Ranks::all(3))
+}
+
+fn all(comm: CommId, number: u64) -> Wait {
+    wait(Need::Collective { comm, number })
+}
+
+fn peer(rank: i32, tag: i32) -> Option<Peer> {
+    // As MPI's wildcards, in these rows.
+    Some(Peer { rank: (rank >= 0).then_some(rank), tag: (tag >= 0).then_some(tag) })
+}
+
+fn message(from: Option<Peer>, to: Option<Peer>) -> Wait {
+    wait(Need::Message { comm: A, key: KEY, from, to })
+}
+
+fn recv(rank: i32, tag: i32) -> Wait {
+    message(peer(rank, tag), None)
+}
+
+fn send(rank: i32, tag: i32) -> Wait {
+    message(None, peer(rank, tag))
+}
+
+fn sendrecv(source: i32, dest: i32) -> Wait {
+    message(peer(source, 0), peer(dest, 0))
+}
+
+/// A rank that waits, and has begun what it waits for.
+fn waits(waits: impl IntoIterator<Item = Wait>) -> RankStatus {
+    let mut rank = RankStatus { waits: waits.into_iter().collect(), ..runs() };
+    for (i, wait) in rank.waits.iter_mut().enumerate() {
+        wait.id = WaitId::Operation(1 + i as u64);
+        if let Need::Collective { comm, number } = wait.need {
+            rank.counts.push((comm, number));
+        }
+    }
+    rank
+}
+
+fn runs() -> RankStatus {
+    RankStatus { state: State::Runs, ..RankStatus::default() }
+}
+
+fn finished(collectives: u64) -> RankStatus {
+    let counts = vec![(CommId { origin: FREED, ..A }, collectives)];
+    RankStatus { state: State::Finished, counts, ..RankStatus::default() }
+}
+
+fn gone() -> RankStatus {
+    RankStatus { state: State::Gone, ..RankStatus::default() }
+}
+
+fn with(rank: RankStatus, change: impl FnOnce(&mut RankStatus)) -> RankStatus {
+    let mut rank = rank;
+    change(&mut rank);
+    rank
+}
+
+const NOTHING: &str = "";
+const STUCK: &str = "stuck";
+const FINISHED: &str = "finished";
+const ALL_FINISHED: &str = "all finished";
+const GONE: &str = "gone";
+
+fn outcome(world: &World, size: i32) -> &'static str {
+    let verdict = Verdict::new(world);
+    let each = world.iter().flat_map(|(&rank, it)| it.waits.iter().map(move |wait| (rank, wait)));
+    match each.filter_map(|(rank, wait)| verdict.certain(rank, wait)).next() {
+        Some(Why::Gone(_)) => GONE,
+        Some(Why::Finished(None)) => ALL_FINISHED,
+        Some(Why::Finished(_)) => FINISHED,
+        _ if verdict.is_stuck(size) => {
+            assert!(verdict.stuck().is_some());
+            STUCK
+        }
+        _ => NOTHING,
+    }
+}
+
+#[test]
+fn what_is_certain_what_is_stuck_and_what_goes_on() {
+    let goes_on = |rank: &mut RankStatus| rank.goes_on = Some("another thread".into());
+    let started = |need: Wait| move |rank: &mut RankStatus| rank.started.push(need.need);
+    let begun = |comm, number| move |rank: &mut RankStatus| rank.counts.push((comm, number));
+    let sent = |to, sent| move |rank: &mut RankStatus| rank.messages.push((KEY, to, sent, 0));
+    let received = |from, received| move |rank: &mut RankStatus| rank.messages.push((KEY, from, 0, received));
+    let in_barrier = || waits([all(A, 1)]);
+    let rows: Vec<(&str, [RankStatus; 3], &str)> = vec![
+        // ---- No rank goes on
+        ("a ring", [waits([recv(1, 0)]), waits([recv(2, 0)]), waits([recv(0, 0)])], STUCK),
+        ("two receives", [waits([recv(1, 7)]), waits([recv(0, 7)]), waits([recv(0, 7)])], STUCK),
+        ("two large sends", [waits([send(1, 7)]), waits([send(0, 7)]), finished(0)], STUCK),
+        ("tags that differ", [waits([recv(1, 7)]), waits([send(0, 8)]), finished(0)], STUCK),
+        ("a receive from itself", [waits([recv(0, 7)]), finished(0), finished(0)], STUCK),
+        ("all receive from any", [waits([recv(-1, 7)]), waits([recv(-1, 7)]), waits([recv(-1, 7)])], STUCK),
+        ("a collective and a message", [in_barrier(), waits([recv(0, 7)]), in_barrier()], STUCK),
+        ("two communicators", [in_barrier(), waits([all(B, 1)]), in_barrier()], STUCK),
+        ("other members", [in_barrier(), waits([all(C, 1)]), in_barrier()], STUCK),
+        ("two threads", [waits([recv(1, 7), recv(2, 7)]), waits([recv(0, 7)]), waits([recv(1, 7)])], STUCK),
+        ("a call that takes all", [waits([wait(Need::Call)]), waits([recv(0, 7)]), waits([wait(Need::Call)])], STUCK),
+        ("an exchange with both", [waits([sendrecv(1, 2)]), waits([recv(0, 7)]), waits([recv(0, 7)])], STUCK),
+        ("a message that has come", [
+            waits([recv(1, 7)]),
+            with(waits([recv(0, 7)]), sent(0, 3)),
+            with(waits([recv(0, 7)]), |_| ()),
+        ].map(|it| it), NOTHING),
+        // ---- What looks like it
+        ("one computes", [waits([recv(1, 7)]), waits([recv(0, 7)]), runs()], NOTHING),
+        ("a receive and its send", [waits([recv(1, 7)]), waits([send(0, 7)]), in_barrier()], NOTHING),
+        ("a receive of any tag", [waits([recv(1, -1)]), waits([send(0, 7)]), in_barrier()], NOTHING),
+        ("a receive from any", [waits([recv(-1, -1)]), waits([send(0, 7)]), waits([recv(0, 7)])], NOTHING),
+        ("another thread", [waits([recv(1, 7)]), with(waits([recv(0, 7)]), goes_on), in_barrier()], NOTHING),
+        ("a started send", [
+            waits([recv(1, 7)]), with(waits([recv(0, 7)]), started(send(0, 7))), in_barrier(),
+        ], NOTHING),
+        ("of another tag", [
+            waits([recv(1, 7)]), with(waits([recv(0, 7)]), started(send(0, 8))), in_barrier(),
+        ], STUCK),
+        ("half an exchange", [waits([sendrecv(2, 1)]), waits([recv(0, 7)]), waits([send(0, 0)])], NOTHING),
+        ("all have come", [in_barrier(), in_barrier(), in_barrier()], NOTHING),
+        ("of unknown origin", [waits([all(U, 1)]), waits([all(U, 1)]), waits([all(U, 1)])], NOTHING),
+        ("of names that differ", [
+            waits([all(U, 1)]), waits([all(CommId { name: 1, ..U }, 1)]), waits([all(U, 1)]),
+        ], NOTHING),
+        ("counted from another import on", [
+            in_barrier(), with(waits([all(B, 1)]), |rank| rank.copies = 1), in_barrier(),
+        ], NOTHING),
+        ("its root is ahead", [waits([all(A, 5)]), with(waits([recv(0, 7)]), begun(A, 5)), waits([all(A, 5)])], NOTHING),
+        ("a ring with a stopped rank", [
+            waits([recv(1, 0)]), waits([recv(2, 0)]), with(waits([recv(0, 0)]), |rank| rank.state = State::Stopped),
+        ], NOTHING),
+        ("a ring with a rank that gets no time", [
+            waits([recv(1, 0)]), waits([recv(2, 0)]), with(waits([recv(0, 0)]), |rank| rank.is_silent = true),
+        ], NOTHING),
+        ("a rank of which nothing is known", [waits([recv(1, 7)]), RankStatus::default(), waits([recv(0, 7)])], NOTHING),
+        ("a stream that waits", [waits([recv(1, 7)]), waits([recv(0, 7), wait(Need::Stream)]), in_barrier()], NOTHING),
+        ("messages under way elsewhere", [
+            waits([recv(1, 7)]), with(waits([recv(2, 7)]), received(2, 4)), with(waits([recv(0, 7)]), sent(1, 5)),
+        ], NOTHING),
+        ("messages that were received", [
+            waits([recv(1, 7)]), with(waits([recv(2, 7)]), received(2, 5)), with(waits([recv(0, 7)]), sent(1, 5)),
+        ], STUCK),
+        // ---- Ranks that have finished
+        ("a sender", [waits([recv(1, 7)]), finished(0), runs()], FINISHED),
+        ("whatever else runs", [with(waits([recv(1, 7)]), goes_on), finished(0), runs()], FINISHED),
+        ("whose message is under way", [waits([recv(1, 7)]), with(finished(0), sent(0, 1)), runs()], NOTHING),
+        ("whose message has come", [
+            with(waits([recv(1, 7)]), received(1, 1)), with(finished(0), sent(0, 1)), runs(),
+        ], FINISHED),
+        ("a receiver", [waits([send(1, 7)]), finished(0), runs()], FINISHED),
+        ("all senders", [waits([recv(-1, 7)]), finished(0), finished(0)], ALL_FINISHED),
+        ("not all senders", [waits([recv(-1, 7)]), finished(0), runs()], NOTHING),
+        ("one of an exchange", [waits([sendrecv(1, 2)]), finished(0), runs()], NOTHING),
+        ("both of an exchange", [waits([sendrecv(1, 2)]), finished(0), finished(0)], FINISHED),
+        ("without a collective", [waits([all(A, 2)]), finished(1), waits([all(A, 2)])], FINISHED),
+        ("in which another is not", [waits([all(A, 2)]), finished(1), runs()], NOTHING),
+        ("after it", [waits([all(A, 2)]), finished(2), waits([all(A, 2)])], NOTHING),
+        ("on a communicator that is forgotten", [
+            waits([all(A, 2)]), with(finished(1), |rank| rank.forgotten = 2), waits([all(A, 2)]),
+        ], NOTHING),
+        ("after as many on another communicator", [
+            waits([all(A, 2)]), with(finished(1), begun(B, 2)), waits([all(A, 2)]),
+        ], FINISHED),
+        // ---- Ranks that have died
+        ("one that takes part", [in_barrier(), gone(), runs()], GONE),
+        ("one that had come", [in_barrier(), with(gone(), begun(A, 1)), in_barrier()], NOTHING),
+        ("one that died in it", [
+            in_barrier(), with(with(gone(), begun(A, 1)), started(all(A, 1))), in_barrier(),
+        ], GONE),
+        ("a sender that died", [waits([recv(1, 7)]), gone(), runs()], GONE),
+        ("whose message is under way still", [waits([recv(1, 7)]), with(gone(), sent(0, 1)), runs()], NOTHING),
+        ("another one than the sender", [waits([recv(2, 7)]), gone(), runs()], NOTHING),
+        ("where no rank waits", [runs(), gone(), runs()], NOTHING),
+    ];
+    for (name, ranks, expected) in rows {
+        let mut world: World = (0..).zip(ranks).collect();
+        compare_origins(&mut world);
+        assert_eq!(outcome(&world, 3), expected, "{name}");
+    }
+}
+
+#[test]
+fn a_rank_that_has_not_come_may_do_anything() {
+    let world: World = (0..).zip([waits([recv(1, 7)]), waits([recv(0, 7)])]).collect();
+    assert_eq!((outcome(&world, 3), outcome(&world, 2)), (NOTHING, STUCK));
+}
+
+/// A job of so many ranks, and its outcome.
+type Large = (&'static str, fn(i32, i32) -> RankStatus, &'static str);
+
+#[test]
+fn ten_thousand_ranks_are_judged_at_once() {
+    let n = 10_000;
+    const EVEN: CommId = CommId { class: 9, origin: 9, name: 0 };
+    fn even(n: i32) -> Ranks {
+        (0..n).step_by(2).collect()
+    }
+    let jobs: [Large; 5] = [
+        ("all in recv(ANY_SOURCE)", |_, n| {
+            let from = peer(-1, -1);
+            waits([wait_among(Need::Message { comm: A, key: KEY, from, to: None }, Ranks::all(n))])
+        }, STUCK),
+        ("all in a collective but one", |rank, n| {
+            let need = Need::Collective { comm: A, number: 3 };
+            if rank == n / 2 { runs() } else { waits([wait_among(need, Ranks::all(n))]) }
+        }, NOTHING),
+        ("one has finished without it", |rank, n| {
+            let need = Need::Collective { comm: A, number: 3 };
+            if rank == n / 2 { finished(2) } else { waits([wait_among(need, Ranks::all(n))]) }
+        }, FINISHED),
+        ("a communicator of every second rank", |rank, n| {
+            let comm = if rank % 2 == 0 { EVEN } else { A };
+            let members = if rank % 2 == 0 { even(n) } else { Ranks::all(n) };
+            waits([wait_among(Need::Collective { comm, number: 3 }, members)])
+        }, NOTHING),
+        ("a ring of receives, with messages to 8 ranks", |rank, n| {
+            let from = peer((rank + 1) % n, 0);
+            let wait = wait_among(Need::Message { comm: A, key: KEY, from, to: None }, Ranks::all(n));
+            let messages = (1..9).map(|step| (KEY, (rank + step) % n, 5, 5)).collect();
+            RankStatus { messages, ..waits([wait]) }
+        }, NOTHING),
+    ];
+    for (name, of, expected) in jobs {
+        let world: World = (0..n).map(|rank| (rank, of(rank, n))).collect();
+        let begin = Instant::now();
+        let found = outcome(&world, n);
+        println!("{name}: {:.3} s", begin.elapsed().as_secs_f64());
+        assert_eq!(found, expected, "{name}");
+    }
+}
