@@ -6,7 +6,8 @@ use std::path::Path;
 
 /// A number of the sources: ranks tell by it that they run different builds.
 fn add(folder: &Path, hasher: &mut DefaultHasher) {
-    let mut paths: Vec<_> = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let mut paths: Vec<_> =
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     paths.sort();
     for path in paths {
         if path.is_dir() {

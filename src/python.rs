@@ -46,14 +46,15 @@ mod _native {
     #[pymodule_export]
     use crate::record::events::{is_debug, set_debug};
     #[pymodule_export]
-    use crate::watch::share_default;
-    #[pymodule_export]
     use crate::system::os::space;
     #[pymodule_export]
     use crate::transport::{choice, set_count_limit};
     #[pymodule_export]
+    use crate::watch::share_default;
+    #[pymodule_export]
     use crate::watch::{
-        abort_after, build, enter_limit, leave_limit, set_check, settings_difference, start, thread_communicates,
+        abort_after, build, enter_limit, leave_limit, set_check, settings_difference, start,
+        thread_communicates,
     };
     #[pymodule_export]
     use crate::xla::statuses::remove;

@@ -36,7 +36,9 @@ fn main() {
         let buffer = unsafe { Buffer::new(std::ptr::null_mut(), Dtype::Float32, 1024) };
         let (send, recv) = if op == Op::Barrier { (None, None) } else { (Some(buffer), Some(buffer)) };
         let call = Call { send, recv, ..Call::of(&site, Stream::NONE) };
-        let time = nanoseconds(|| drop(black_box(recorder::begin(&site, black_box(&call)))));
+        let time = nanoseconds(|| {
+            drop(black_box(recorder::begin(&site, black_box(&call), |count| (count as u64, 0))))
+        });
         println!("{op}: {time:.1} ns per operation");
         slowest = slowest.max(time);
     }

@@ -111,9 +111,7 @@ def _states(dumps: dict[int, Dump]) -> list[str]:
     ]
     size = next(iter(dumps.values()))["size"]
     if missing := sorted(set(range(size)) - set(dumps)):
-        lines.append(
-            f"{rank_names(missing)} left nothing: without mpi4jax, or on another host"
-        )
+        lines.append(f"{rank_names(missing)} left nothing: without mpi4jax, or on another host")
     return lines
 
 

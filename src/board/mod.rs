@@ -39,7 +39,7 @@ pub struct Header {
     pub leader: AtomicU64,
     /// When a line about a long wait was printed, in milliseconds.
     pub line_at: AtomicU64,
-    /// When the user has asked for a report, in milliseconds.
+    /// The rank that the user has asked for a report, plus one, and when, in milliseconds.
     pub report_at: AtomicU64,
 }
 
@@ -133,7 +133,9 @@ pub fn open(name: &str, rank: i32, size: i32) -> io::Result<()> {
     }
     let slot = &slots[rank as usize];
     let pid = slot.pid.load(Ordering::Acquire) as i32;
-    if pid != 0 && slot.life() != Life::Finished && process::state(pid, slot.start.load(Ordering::Relaxed)).is_some()
+    if pid != 0
+        && slot.life() != Life::Finished
+        && process::state(pid, slot.start.load(Ordering::Relaxed)).is_some()
     {
         let name = process::name(pid);
         return Err(io::Error::other(format!("{name} is rank {rank} of this job already")));
@@ -162,7 +164,8 @@ fn open_file(folder: &Folder, name: &str, bytes: usize) -> io::Result<File> {
         }
         if found.len() < bytes as u64 {
             // A full file system is an error here, and no signal later.
-            fallocate(&file, FallocateFlags::empty(), 0, bytes as u64).inspect_err(|_| folder.remove(name))?;
+            fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)
+                .inspect_err(|_| folder.remove(name))?;
         }
         return Ok(file);
     }
@@ -242,13 +245,17 @@ pub fn read(path: &Path) -> io::Result<&'static [Slot]> {
     if count == 0 {
         return Err(wrong("it is no board"));
     }
-    let memory = Vec::leak(std::iter::repeat_with(|| [0u8; 4096]).map(Page).take(found.len().div_ceil(4096)).collect());
+    let memory = Vec::leak(
+        std::iter::repeat_with(|| [0u8; 4096]).map(Page).take(found.len().div_ceil(4096)).collect(),
+    );
     let start = memory.as_mut_ptr().cast::<u8>();
     // SAFETY: as many bytes as pages have been made for, which are aligned as the structs are.
     unsafe {
         start.copy_from_nonoverlapping(found.as_ptr(), found.len());
         let header = &*start.cast::<Header>();
-        if header.magic.load(Ordering::Relaxed) != MAGIC || header.size.load(Ordering::Relaxed) as usize != count {
+        if header.magic.load(Ordering::Relaxed) != MAGIC
+            || header.size.load(Ordering::Relaxed) as usize != count
+        {
             return Err(wrong("it is no board, or one of another build of mpi4jax"));
         }
         Ok(&*slice_from_raw_parts(start.add(size_of::<Header>()).cast(), count))

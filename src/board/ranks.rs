@@ -81,7 +81,9 @@ impl FromIterator<i32> for Ranks {
             match &mut runs[..] {
                 [.., [_, last, step]] if *last + *step == rank => *last = rank,
                 // Two ranks are a run of a larger step only if a third one follows.
-                [.., [a, b, 1], [first, last, 1]] if a == b && first == last && rank - *last == *last - *a => {
+                [.., [a, b, 1], [first, last, 1]]
+                    if a == b && first == last && rank - *last == *last - *a =>
+                {
                     (*b, *first) = (rank, *last - *a);
                     let step = *first;
                     runs.pop();
@@ -100,8 +102,14 @@ impl fmt::Display for Ranks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, [first, last, step]) in self.0.iter().enumerate() {
             f.write_str(if i == 0 { "" } else { "," })?;
-            if first == last { write!(f, "{first}")? } else { write!(f, "{first}-{last}")? }
-            if *step > 1 { write!(f, ":{step}")? }
+            if first == last {
+                write!(f, "{first}")?
+            } else {
+                write!(f, "{first}-{last}")?
+            }
+            if *step > 1 {
+                write!(f, ":{step}")?
+            }
         }
         Ok(())
     }
@@ -119,7 +127,9 @@ mod tests {
         assert!(ranks.contains(1) && ranks.contains(7) && !ranks.contains(3) && !ranks.contains(8));
         assert_eq!(ranks.count(), 5);
         assert_eq!(Ranks::default().to_string(), "");
-        for (text, count) in [("0-9998:2", 5000), ("0-2,5,7", 5), ("", 0), ("1,4-8:2,20", 5), ("3", 1), ("0,7", 2)] {
+        for (text, count) in
+            [("0-9998:2", 5000), ("0-2,5,7", 5), ("", 0), ("1,4-8:2,20", 5), ("3", 1), ("0,7", 2)]
+        {
             let ranks = Ranks::parse(text);
             assert_eq!((ranks.to_string(), ranks.count()), (text.into(), count));
             assert_eq!(ranks.iter().collect::<Ranks>().to_string(), text);

@@ -241,11 +241,14 @@ impl Slot {
 
     /// A cell for a new communicator: a free one, or that of one that was freed. None: there are too many.
     pub fn claim(&'static self) -> Option<&'static Cell> {
+        static CLAIMING: Mutex<()> = Mutex::new(());
+        let _claiming = lock(&CLAIMING);
         let is_free = |cell: &&Cell| cell.id.load(Ordering::Relaxed) == 0;
         let is_freed = |cell: &&Cell| cell.flags.load(Ordering::Relaxed) & FREED != 0;
         let cell = self.cells.iter().find(is_free).or_else(|| self.cells.iter().find(is_freed))?;
         self.lost_number.fetch_max(cell.number.load(Ordering::Relaxed), Ordering::Relaxed);
         cell.clear();
+        cell.id.store(u64::MAX, Ordering::Relaxed);
         Some(cell)
     }
 
@@ -352,7 +355,8 @@ impl<const N: usize> Words<N> {
         for _ in 0..100 {
             let before = self.turn.load(Ordering::Acquire);
             let length = (self.length.load(Ordering::Relaxed) as usize).min(N);
-            let bytes: Vec<u8> = self.bytes[..length].iter().map(|byte| byte.load(Ordering::Acquire)).collect();
+            let bytes: Vec<u8> =
+                self.bytes[..length].iter().map(|byte| byte.load(Ordering::Acquire)).collect();
             if before % 2 == 0 && self.turn.load(Ordering::Acquire) == before {
                 return String::from_utf8_lossy(&bytes).into_owned();
             }

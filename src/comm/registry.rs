@@ -16,8 +16,7 @@ struct Registry {
     past: VecDeque<(Box<str>, u64, u32)>,
 }
 
-static REGISTRY: Mutex<Registry> =
-    Mutex::new(Registry { live: BTreeMap::new(), past: VecDeque::new() });
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry { live: BTreeMap::new(), past: VecDeque::new() });
 
 /// How many that were freed are remembered.
 const PAST: usize = 256;

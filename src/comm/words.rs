@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Comm;
 use super::origin::{ONLY_ONE, UNKNOWN};
+use crate::board::Slot;
 use crate::board::ranks::Ranks;
 use crate::board::slot::{Cell, hash};
-use crate::board::Slot;
 
 /// What all ranks of a communicator can compute alike without messages: its class (see `comm::register`), and its origin, which
 /// distinguishes communicators with the same members.
@@ -32,7 +32,11 @@ impl CommId {
 
     pub fn of_cell(cell: &Cell) -> Self {
         use std::sync::atomic::Ordering::Relaxed;
-        Self { class: cell.class.load(Relaxed), origin: cell.origin.load(Relaxed), name: cell.name.load(Relaxed) }
+        Self {
+            class: cell.class.load(Relaxed),
+            origin: cell.origin.load(Relaxed),
+            name: cell.name.load(Relaxed),
+        }
     }
 }
 
@@ -58,7 +62,8 @@ impl CommWords {
         let members = if self.order.is_empty() { self.world.to_string() } else { order() };
         let members = Some(members).filter(|list| list.len() <= MEMBERS).unwrap_or_default();
         // The key comes last: a name may hold anything.
-        let numbers = [class, origin, name, self.generation.into()].map(|number| format!("{number:x}")).join("/");
+        let numbers =
+            [class, origin, name, self.generation.into()].map(|number| format!("{number:x}")).join("/");
         format!("{numbers}/{members}/{}", self.key)
     }
 

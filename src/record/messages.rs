@@ -100,7 +100,8 @@ pub fn sends(call: &Call) {
         let place = &peer.prints[peer.noted.fetch_add(1, Ordering::AcqRel) as usize % MESSAGES];
         place[0].store(0, Ordering::Release);
         place[1].store(meaning(buffer.dtype()), Ordering::Relaxed);
-        place[2].store(if call.site.forms.sent.is_empty() { 0 } else { form(&call.site.forms.sent) }, Ordering::Relaxed);
+        let (_, form) = call.site.base.get_or_init(|| (0, form(&call.site.forms.sent)));
+        place[2].store(*form, Ordering::Relaxed);
         place[0].store(key(&buffer, envelope.sendtag), Ordering::Release);
     }
 }
@@ -129,7 +130,8 @@ pub fn received(call: &Call, source: i32, tag: i32, count: usize) {
         return;
     }
     let key = key(&buffer, tag);
-    let found = its.prints.each_ref().map(|print| print.each_ref().map(|number| number.load(Ordering::Acquire)));
+    let found =
+        its.prints.each_ref().map(|print| print.each_ref().map(|number| number.load(Ordering::Acquire)));
     let form = if call.site.forms.received.is_empty() { 0 } else { hash(&call.site.forms.received) << 32 };
     let mut candidates = found.iter().filter(|print| key != 0 && print[0] == key).peekable();
     let Some(first) = candidates.peek().copied().copied() else { return };
@@ -145,10 +147,17 @@ pub fn received(call: &Call, source: i32, tag: i32, count: usize) {
 }
 
 #[cold]
-fn differs(call: &Call, (sender, form): (i32, u64), (source, tag): (i32, i32), buffer: &Buffer, is_form: bool) {
+fn differs(
+    call: &Call,
+    (sender, form): (i32, u64),
+    (source, tag): (i32, i32),
+    buffer: &Buffer,
+    is_form: bool,
+) {
     let site = call.site;
     let (count, dtype) = (buffer.count(), buffer.dtype().name());
-    let mut words = format!("{} from {source}, {} ({count} x {dtype}) on {}", site.name(), Tag(tag), site.comm.key);
+    let mut words =
+        format!("{} from {source}, {} ({count} x {dtype}) on {}", site.name(), Tag(tag), site.comm.key);
     if !site.location.is_empty() {
         words += &format!(", {}", site.location);
     }
@@ -199,6 +208,10 @@ mod tests {
         assert_ne!(meaning(Dtype::Float16), meaning(Dtype::Bfloat16));
         assert_ne!(meaning(Dtype::Int32), meaning(Dtype::Float32));
         let (one, other) = (form("['a'] (3)"), form("['b'] (3)"));
-        assert!(are_forms_equal(one, form("['a'] (3)")) && !are_forms_equal(one, other) && are_forms_equal(one, 0));
+        assert!(
+            are_forms_equal(one, form("['a'] (3)"))
+                && !are_forms_equal(one, other)
+                && are_forms_equal(one, 0)
+        );
     }
 }

@@ -4,8 +4,8 @@
 //! read it while it runs, and when its process has been killed.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -139,7 +139,8 @@ pub fn begin_wait(of: &Plain, site: &Site, line: &str) -> Running {
     let phase = (Phase::Wait as u32) << 8;
     let kind = (of.kind & !0xff00) | phase;
     let count = count_and_thread(of.count & ((1 << COUNT) - 1));
-    let plain = Plain { kind, count, comm: site.comm.words(slot), line: Entry::default().at(slot, || words), ..*of };
+    let plain =
+        Plain { kind, count, comm: site.comm.words(slot), line: Entry::default().at(slot, || words), ..*of };
     let raw = claim(slot, &plain);
     Running { raw, cell: None, sequence: of.number.into(), failed: false, is_kept: AtomicBool::new(false) }
 }
@@ -237,7 +238,8 @@ pub fn release(plain: &Plain) {
 
 /// The threads that are in operations.
 pub fn waiting() -> Vec<i32> {
-    let plain = own().records.iter().filter(|raw| raw.ended.load(Ordering::Relaxed) == 0).filter_map(read_plain);
+    let plain =
+        own().records.iter().filter(|raw| raw.ended.load(Ordering::Relaxed) == 0).filter_map(read_plain);
     plain.map(|plain| (plain.count >> COUNT) as i32).collect()
 }
 

@@ -63,7 +63,8 @@ impl Folder {
 
     /// The same of a directory in a directory, both this user's alone.
     pub fn make(path: &Path) -> io::Result<Self> {
-        let wrong = || io::Error::other(format!("{} is no path to a directory in a directory", path.display()));
+        let wrong =
+            || io::Error::other(format!("{} is no path to a directory in a directory", path.display()));
         let outer = path.parent().ok_or_else(wrong)?;
         fs::create_dir_all(outer.parent().ok_or_else(wrong)?)?;
         let parent = Self::make_one(outer)?;

@@ -80,7 +80,15 @@ pub fn wait(number: &AtomicU32, seen: u32, seconds: f64) {
     let time = libc::timespec { tv_sec: seconds as i64, tv_nsec: (1e9 * seconds.fract()) as i64 };
     // SAFETY: the number is there as long as the reference, the time as long as the call.
     unsafe {
-        libc::syscall(libc::SYS_futex, number.as_ptr(), libc::FUTEX_WAIT, seen, &raw const time, null::<u32>(), 0)
+        libc::syscall(
+            libc::SYS_futex,
+            number.as_ptr(),
+            libc::FUTEX_WAIT,
+            seen,
+            &raw const time,
+            null::<u32>(),
+            0,
+        )
     };
 }
 

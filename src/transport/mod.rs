@@ -41,8 +41,7 @@ pub use self::mpi::set_count_limit;
 pub use self::nccl::{Nccl, Unfinished};
 pub use self::pool::Pool;
 pub use self::requests::{
-    HANDLE, Handle, Request, RequestLayout, RequestMemory, UnderWay, check_room, freeing, keep,
-    start, take,
+    HANDLE, Handle, Request, RequestLayout, RequestMemory, UnderWay, check_room, freeing, keep, start, take,
 };
 pub use self::select::{
     Overview, attach, choice, messages_apart, overview, select, selected, stop, takes_packed, unfinished,

@@ -6,10 +6,10 @@ use super::settings::{self, Settings, Watchdog, watchdog};
 use super::{default, end, python, watchdog};
 use crate::board::slot::hash;
 use crate::board::{self, Life, board, own};
+use crate::comm;
 use crate::finalize;
 use crate::output::{self, print};
 use crate::system::{os, signal};
-use crate::comm;
 
 /// Starts the watchdog, once per process.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_start"))]
@@ -87,7 +87,11 @@ pub fn settings_difference() -> Option<String> {
 #[cfg_attr(feature = "python", pyo3::pyfunction)]
 pub fn thread_communicates(begins: bool) {
     let threads = &own().threads;
-    let _ = if begins { threads.fetch_add(1, Ordering::Relaxed) } else { threads.fetch_sub(1, Ordering::Relaxed) };
+    let _ = if begins {
+        threads.fetch_add(1, Ordering::Relaxed)
+    } else {
+        threads.fetch_sub(1, Ordering::Relaxed)
+    };
 }
 
 /// Of what sources this module was built.

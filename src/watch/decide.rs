@@ -128,13 +128,20 @@ fn certain(world: &World, verdict: &Verdict, memory: &mut Memory, now: f64) -> O
     Some(Action::End(key, why))
 }
 
-fn stuck(world: &World, verdict: &Verdict, memory: &mut Memory, settings: &Settings, now: f64) -> Option<Action> {
+fn stuck(
+    world: &World,
+    verdict: &Verdict,
+    memory: &mut Memory,
+    settings: &Settings,
+    now: f64,
+) -> Option<Action> {
     if !verdict.is_stuck(settings.size) {
         memory.stuck = None;
         return None;
     }
     let now_do = signature(world);
-    let (_, since, is_said) = memory.stuck.filter(|(before, ..)| *before == now_do).unwrap_or((now_do, now, false));
+    let (_, since, is_said) =
+        memory.stuck.filter(|(before, ..)| *before == now_do).unwrap_or((now_do, now, false));
     memory.stuck = Some((now_do, since, is_said));
     let waited = now - since;
     let (key, why) = verdict.stuck()?;

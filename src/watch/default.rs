@@ -44,7 +44,9 @@ fn is_apart(watchdog: &Watchdog) -> bool {
 
 /// The handle of the default communicator. None: it is `MPI_COMM_WORLD`.
 pub fn make() -> Result<Option<usize>, Cause> {
-    let Some(watchdog) = watchdog().filter(|watchdog| watchdog.settings.size > 1) else { return join(false).map(Some) };
+    let Some(watchdog) = watchdog().filter(|watchdog| watchdog.settings.size > 1) else {
+        return join(false).map(Some);
+    };
     waits::enter("the creation of the default communicator (by all ranks)");
     let made = if is_apart(watchdog) { make_apart(watchdog) } else { make_together(watchdog) };
     waits::leave();
@@ -120,7 +122,8 @@ fn join(together: bool) -> Result<usize, Cause> {
 /// Another rank may need it: takes part in a thread, unless this rank has.
 pub fn serve(watchdog: &'static Watchdog) {
     static SERVES: AtomicBool = AtomicBool::new(false);
-    let is_wanted = board().header().default.load(Ordering::Acquire) == CLONE && !IS_MADE.load(Ordering::Acquire);
+    let is_wanted =
+        board().header().default.load(Ordering::Acquire) == CLONE && !IS_MADE.load(Ordering::Acquire);
     if is_wanted
         && is_apart(watchdog)
         && any_thread_may_call()

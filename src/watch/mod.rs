@@ -26,11 +26,11 @@ mod waits;
 mod watchdog;
 
 pub use self::api::{build, settings_difference, start, thread_communicates, user_frame};
+pub use self::compare::print_of;
 pub use self::compare::{CheckLevel, ask, check_level, mismatch, set_check, share_default};
 pub use self::default::make as make_default;
 pub use self::end::{abort_after, ending, python_runs, take_signals};
-pub use self::operation::{begin, end as end_operation, has_sent};
-pub use self::compare::print_of;
+pub use self::operation::{begin, end as end_operation, end_message};
 pub use self::postmortem::read_board;
 pub use self::python::{Frame, answer, questions};
 pub use self::settings::Settings;

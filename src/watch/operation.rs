@@ -44,21 +44,21 @@ pub fn end(call: &Call, running: &Running) -> Result<(), Error> {
     if row.is_collective() {
         return if check_level() == CheckLevel::Neighbours { compare::after(call, running) } else { Ok(()) };
     }
-    if row.sends() && call.site.phase != Phase::Start {
-        has_sent(call.site, call.envelope.dest);
+    if call.site.phase != Phase::Start {
+        end_message(call.site, call.envelope.dest);
+    }
+    Ok(())
+}
+
+/// A message has been sent, or received, or both. What NCCL carries is received on a stream, and not counted.
+#[inline]
+pub fn end_message(site: &Site, dest: i32) {
+    if site.op.row().sends() && site.transport != "nccl" {
+        messages::has_sent(&site.comm, dest);
     }
     if check_level() != CheckLevel::Off
         && let Some(difference) = messages::difference()
     {
         compare::message(&difference);
-    }
-    Ok(())
-}
-
-/// What NCCL carries is received on a stream, and not counted.
-#[inline]
-pub fn has_sent(site: &Site, dest: i32) {
-    if site.transport != "nccl" {
-        messages::has_sent(&site.comm, dest);
     }
 }

@@ -45,7 +45,8 @@ fn of_rank(rank: i32, size: usize, slot: &Slot) -> Value {
         })
     };
     let place: Place = serde_json::from_str(&slot.python.read()).unwrap_or_default();
-    let now = records.iter().map(|record| record.started.max(record.ended)).max().unwrap_or_else(clock::ticks);
+    let now =
+        records.iter().map(|record| record.started.max(record.ended)).max().unwrap_or_else(clock::ticks);
     json!({
         "rank": rank,
         "size": size,

@@ -143,7 +143,9 @@ pub fn place() -> Place {
 
 /// Writes where Python is, for others.
 pub fn publish() {
+    static PUBLISHING: Mutex<()> = Mutex::new(());
     let mut place = place();
+    let _publishing = lock(&PUBLISHING);
     let mut text = serde_json::to_string(&place).unwrap_or_default();
     while text.len() > 4096 && place.frames.pop().is_some() {
         text = serde_json::to_string(&place).unwrap_or_default();

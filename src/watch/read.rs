@@ -118,7 +118,9 @@ pub fn status(slot: &Slot, with_last: bool) -> RankStatus {
     let waits = if is_over { Vec::new() } else { waits(slot) };
     let last = recorder::last(slot, if with_last { LAST } else { 1 });
     let before = match last.last() {
-        Some(record) if record.state == RecordState::Started && state == State::Gone => format!("; it was in {record}"),
+        Some(record) if record.state == RecordState::Started && state == State::Gone => {
+            format!("; it was in {record}")
+        }
         Some(record) if record.state == RecordState::Failed => format!("; the last one, {record}, failed"),
         Some(record) => format!("; the last one was {record}"),
         None => "; it has called no operation".into(),
@@ -144,7 +146,11 @@ pub fn status(slot: &Slot, with_last: bool) -> RankStatus {
         started: if state == State::Gone {
             recorder::running(slot).iter().map(need_of).collect()
         } else {
-            recorder::pending(slot).iter().map(need_of).filter(|it| matches!(it, Need::Message { .. })).collect()
+            recorder::pending(slot)
+                .iter()
+                .map(need_of)
+                .filter(|it| matches!(it, Need::Message { .. }))
+                .collect()
         },
         waits,
         begun: slot.next.load(Ordering::Acquire),

@@ -101,7 +101,8 @@ pub fn difference_among(ranks: impl Iterator<Item = i32> + Clone) -> Option<Stri
     if !ranks.clone().any(differs) {
         return None;
     }
-    let known: Vec<(i32, Shared)> = known(ranks).into_iter().map(|(rank, (shared, _))| (rank, shared)).collect();
+    let known: Vec<(i32, Shared)> =
+        known(ranks).into_iter().map(|(rank, (shared, _))| (rank, shared)).collect();
     difference(&known)
 }
 
@@ -117,7 +118,9 @@ fn say_builds(builds: Vec<(String, i32)>) {
         let part = |(build, ranks): &(String, Ranks)| format!("{build} on {}", ranks_in_words(ranks));
         let parts = groups.iter().map(part).collect::<Vec<_>>().join(", ");
         let rank = watchdog().map_or(0, |watchdog| watchdog.settings.rank);
-        print(&format!("r{rank} | mpi4jax: ranks run different builds of mpi4jax: {parts}; install one for all ranks\n"));
+        print(&format!(
+            "r{rank} | mpi4jax: ranks run different builds of mpi4jax: {parts}; install one for all ranks\n"
+        ));
     }
 }
 

@@ -133,7 +133,8 @@ pub fn compare_origins(world: &mut World) {
             Need::Collective { comm, .. } | Need::Message { comm, .. } => Some(comm),
             Need::Call | Need::Stream => None,
         });
-        let others = rank.counts.iter_mut().map(|(id, _)| id).chain(rank.chains.iter_mut().map(|(id, ..)| id));
+        let others =
+            rank.counts.iter_mut().map(|(id, _)| id).chain(rank.chains.iter_mut().map(|(id, ..)| id));
         for id in ids.chain(others) {
             if !are_clear && id.origin != ONLY_ONE {
                 id.origin = UNKNOWN;

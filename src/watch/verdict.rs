@@ -62,8 +62,10 @@ pub struct Verdict<'a> {
 
 impl<'a> Verdict<'a> {
     pub fn new(world: &'a World) -> Self {
-        let sends = |it: &RankStatus| it.needs().any(|need| matches!(need, Need::Message { to: Some(_), .. }));
-        let senders = world.iter().filter(|(_, it)| !it.is_over() && sends(it)).map(|(&rank, _)| rank).collect();
+        let sends =
+            |it: &RankStatus| it.needs().any(|need| matches!(need, Need::Message { to: Some(_), .. }));
+        let senders =
+            world.iter().filter(|(_, it)| !it.is_over() && sends(it)).map(|(&rank, _)| rank).collect();
         let received = |(&rank, it): (&i32, &'a RankStatus)| {
             it.messages.iter().map(move |&(key, from, _, received)| ((key, from, rank), received))
         };
@@ -92,7 +94,8 @@ impl<'a> Verdict<'a> {
                         let is_freed = id.class == comm.class && id.origin == FREED;
                         id.without_name() == comm || is_freed
                     };
-                    it.forgotten >= number || it.counts.iter().any(|(id, begun)| is_it(*id) && *begun >= number)
+                    it.forgotten >= number
+                        || it.counts.iter().any(|(id, begun)| is_it(*id) && *begun >= number)
                 }
                 _ => it.waits.iter().any(|other| other.need == Need::Call && other.members == wait.members),
             })
@@ -183,7 +186,8 @@ impl<'a> Verdict<'a> {
         }
         let mut peers = Vec::new();
         for (end, sends) in Self::ends(wait) {
-            let is_none_left = |peer: i32| self.is_over(peer) && (sends || !self.is_under_way(peer, rank, Some(key)));
+            let is_none_left =
+                |peer: i32| self.is_over(peer) && (sends || !self.is_under_way(peer, rank, Some(key)));
             match end.rank {
                 Some(peer) if is_none_left(peer) => peers.push(peer),
                 None if !wait.members.iter().all(|it| it == rank || is_none_left(it)) => return None,
@@ -212,7 +216,9 @@ impl<'a> Verdict<'a> {
     fn missing_in(&self, wait: &'a Wait) -> Vec<i32> {
         match shared(wait) {
             Some(key) => self.missing[&key].iter().copied().take(MOST).collect(),
-            None if Self::ends(wait).any(|(end, _)| end.rank.is_none()) => wait.members.iter().take(MOST).collect(),
+            None if Self::ends(wait).any(|(end, _)| end.rank.is_none()) => {
+                wait.members.iter().take(MOST).collect()
+            }
             None => Self::ends(wait).filter_map(|(end, _)| end.rank).collect(),
         }
     }

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use super::read;
 use super::state::{Need, Wait, WaitId};
-use crate::board::ranks::Ranks;
 use crate::board::own;
+use crate::board::ranks::Ranks;
 use crate::comm::Comm;
 use crate::record::clock;
 use crate::sync::lock;
@@ -211,7 +211,8 @@ impl Waits {
 
     /// The members of collectives that this rank has waited in for a while; the making of the default communicator is one.
     pub fn collectives(&self) -> impl Iterator<Item = &Ranks> {
-        let is_one = |wait: &&Wait| matches!(wait.need, Need::Collective { .. } | Need::Call) && wait.seconds > 1.0;
+        let is_one =
+            |wait: &&Wait| matches!(wait.need, Need::Collective { .. } | Need::Call) && wait.seconds > 1.0;
         self.list.iter().filter(is_one).map(|wait| &wait.members)
     }
 

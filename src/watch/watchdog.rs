@@ -41,6 +41,8 @@ const ANSWER_TIME: f64 = 5.0;
 const PLACE_TIME: Duration = Duration::from_millis(1500);
 /// A leader that has not looked for so many milliseconds is replaced.
 const LEASE: u64 = 6_000;
+/// For how many milliseconds a request for a report stands for those of other ranks too.
+const ONE_REQUEST: u64 = 3_000;
 /// Other hosts are asked when a wait is so old, and then at intervals of half its age between these.
 const ASK_AFTER: f64 = 3.0;
 const ASK_EVERY: [f64; 2] = [3.0, 15.0];
@@ -230,7 +232,8 @@ impl Observer {
     /// message, or its settings were not known then.
     fn compare_settings(&self) {
         settings::compare_builds();
-        let differs = |members: &Ranks| settings::difference_among(members.iter().collect::<Vec<_>>().into_iter());
+        let differs =
+            |members: &Ranks| settings::difference_among(members.iter().collect::<Vec<_>>().into_iter());
         if let Some(difference) = self.waits.collectives().find_map(differs) {
             compare::end_different(&difference, &[]);
         }
@@ -243,7 +246,8 @@ impl Observer {
         let before = leader.load(Ordering::Acquire);
         let (rank, looked) = (before >> 40, before & ((1 << 40) - 1));
         let may_lead = rank == 0 || rank == me || now.saturating_sub(looked) > LEASE;
-        may_lead && leader.compare_exchange(before, me << 40 | now, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        may_lead
+            && leader.compare_exchange(before, me << 40 | now, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     fn give_up_lead(&mut self) {
@@ -347,7 +351,9 @@ impl Observer {
             self.far = link::mail().answers();
         }
         let mut world = self.world();
-        if let (Some(slot), Some(status)) = (board().here().find(|(it, _)| *it == subject), world.get_mut(&subject)) {
+        if let (Some(slot), Some(status)) =
+            (board().here().find(|(it, _)| *it == subject), world.get_mut(&subject))
+        {
             status.last = read::status(slot.1, true).last;
         }
         world
@@ -396,7 +402,9 @@ impl Observer {
 
     /// Ends the job for a wait of this rank that takes longer than the user allows, or that has failed.
     fn end_late(&mut self) {
-        let Some(wait) = self.waits.late().filter(|wait| !self.late.contains(&wait.id)).cloned() else { return };
+        let Some(wait) = self.waits.late().filter(|wait| !self.late.contains(&wait.id)).cloned() else {
+            return;
+        };
         if read::is_halted() {
             return;
         }
@@ -412,20 +420,21 @@ impl Observer {
 
     /// The user asks for a report. Launchers pass the signal on to all ranks, which is one request.
     fn report(&mut self) {
-        let asked = &board().header().report_at;
-        let (before, now) = (asked.load(Ordering::Acquire), milliseconds());
-        let is_new = now.saturating_sub(before) > 3000;
-        if !is_new || asked.compare_exchange(before, now, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        let (rank, asked, now) = (self.watchdog.settings.rank, &board().header().report_at, milliseconds());
+        let (before, this) = (asked.load(Ordering::Acquire), (rank as u64 + 1) << 40 | now);
+        let is_another =
+            before >> 40 != this >> 40 && now.saturating_sub(before & ((1 << 40) - 1)) < ONE_REQUEST;
+        if is_another || asked.compare_exchange(before, this, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return;
         }
-        let rank = self.watchdog.settings.rank;
         let world = self.fresh_world(QuestionKind::Report, rank);
         let left = self.leave_board();
         print(&self.facts(&world, left).report("report (SIGUSR1)", rank, None, rank));
     }
 
     fn facts<'a>(&'a self, world: &'a World, left: Result<&'a Path, String>) -> Facts<'a> {
-        let (size, has_board, asks_hosts) = (self.watchdog.settings.size, board().is_shared(), link::is_open());
+        let (size, has_board, asks_hosts) =
+            (self.watchdog.settings.size, board().is_shared(), link::is_open());
         Facts { world, size, left, has_board, asks_hosts }
     }
 

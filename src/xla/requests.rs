@@ -177,5 +177,6 @@ unsafe fn end(
         request.logged(|| request.wait(stream, copy))
     };
     let Some(record) = &request.record else { return Ok(request.wait(stream, copy)?) };
-    watched::wait_for(record, &request.site, &line, wait).inspect_err(|error| fail(error, &request.site, Phase::Wait))
+    watched::wait_for(record, &request.site, &line, wait)
+        .inspect_err(|error| fail(error, &request.site, Phase::Wait))
 }

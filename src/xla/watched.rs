@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::board::own;
 use crate::call::{Call, Phase, Site};
 use crate::error::{Cause, Error};
-use crate::board::own;
 use crate::record::recorder::{self, Plain, Record, Running};
 use crate::record::{events, log, timeline};
 use crate::watch::{self, CheckLevel, check_level};
@@ -31,8 +31,8 @@ pub fn wait_for(
     let running = recorder::begin_wait(started, site, line);
     watch::notice();
     let result = body();
-    if result.is_ok() && site.op.row().sends() && !site.op.row().is_collective() {
-        watch::has_sent(site, started.dest());
+    if result.is_ok() && !site.op.row().is_collective() {
+        watch::end_message(site, started.dest());
     }
     end(running, result)
 }
@@ -63,7 +63,9 @@ pub fn explain(site: &Arc<Site>, phase: Phase, cause: &Cause) -> String {
         return text; // says it all
     }
     let is_ours = |record: &Record| {
-        let is_site = record.op == site.op && *record.comm.key == *site.comm.key && record.line.contains(&*site.location);
+        let is_site = record.op == site.op
+            && *record.comm.key == *site.comm.key
+            && record.line.contains(&*site.location);
         is_site && record.phase == phase
     };
     if let Some(record) = recorder::records(own()).into_iter().rev().find(is_ours) {

@@ -336,12 +336,34 @@ FAULTS = {
         "wait(nt.allreduce(3 if rank == 0 else 2.5, comm=c))\n"
         "wait(nt.allreduce(x, comm=c))",
         (
-            MAYBE,
+            AFTERWARDS,
             rf"  rank 0: allreduce #4 \(SUM, 1 x int32\) .*, fault.py:{FIRST_LINE + 2}",
             rf"  rank 1: allreduce #4 \(SUM, 1 x float32\) .*, fault.py:{FIRST_LINE + 2}",
-            "so the job goes on",
         ),
+        status=1,
+    ),
+    **{
+        f"another dtype on {words}": Fault(
+            f"c = {of}\nprint('WRONG', wait(nt.allreduce(3 if rank == 0 else 2.5, comm=c)))",
+            (AFTERWARDS, "rank 0: allreduce #1 .*int32", "rank 1: allreduce #1 .*float32"),
+            env=LATE,
+            status=1,
+            silent=("WRONG",),
+        )
+        for words, of in [("COMM_WORLD", "comm"), ("a duplicate", "comm.Dup()")]
+    },
+    "exchanges of trees one after another are no fault": Fault(
+        "ring = dict(source=1 - rank, dest=1 - rank)\n"
+        "a = {'t': (jnp.arange(3), jnp.ones(2)), 'w': jnp.ones(3)}\n"
+        "b = {'f': jnp.ones(2), 'i': jnp.arange(3)}\n"
+        "f = lambda t: (nt.sendrecv(t, t, **ring)['f'] ** 2).sum()\n"
+        "for k in range(5):\n"
+        "    y = nt.sendrecv(a, a, **ring), jax.jit(jax.grad(f, allow_int=True))(b)\n"
+        "    z = nt.sendrecv(b, b, **ring)\n"
+        "jax.block_until_ready((y, z)); print('the end', rank)",
+        ("the end 0", "the end 1"),
         status=0,
+        silent=("mpi4jax:",),
     ),
     "what differs rightly": Fault(
         "c, n, other = comm.Dup(), jnp.arange(1, 4), 1 - rank\n"

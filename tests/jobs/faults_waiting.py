@@ -47,16 +47,6 @@ FAULTS = {
         status=HUNG_STATUS,
         env=TIMED,
     ),
-    "a rank that does not come to make the default communicator": Fault(
-        "wait(nt.allreduce(x, MPI.SUM)) if rank == 0 else time.sleep(60)",
-        (
-            rf"the creation of the default communicator \(by all ranks\) {HUNG}",
-            f"rank 0 is in the creation of .*Python is at .*fault.py:{FIRST_LINE}",
-            f"rank 1 is in no operation.*fault.py:{FIRST_LINE}",
-        ),
-        status=HUNG_STATUS,
-        env={"LATE": "1", **TIMED},
-    ),
     "a receive beside computation, from a rank that has finished": Fault(
         "f = jax.jit(lambda x, m: (nt.recv(x, 1), m @ m))\nif rank == 0: wait(f(x, jnp.eye(400)))",
         (f"rank 0 is in recv .*fault.py:{FIRST_LINE}", "rank 1 has finished"),

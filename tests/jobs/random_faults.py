@@ -9,7 +9,7 @@ SAYS = {
     "is killed": r"[Kk]illed|signal 9|KILLED|has died",
     "receives what nobody sends": r"rank {rank} is in recv from .*, tag 999.*program.py:{line}",
     "waits for what nobody sends": r"rank {rank} is in wait for irecv from .*, tag 999 .*y:{line}",
-    "does not start": r"rank {rank} is in barrier .*program.py:{line}",
+    "does not start": r"rank {rank}(?: is in|:) barrier .*program.py:{line}",
     "ends before it starts": r"can never complete: rank {rank} has finished",
     "receives from each other": r"deadlock",
     "takes communicators in another order": r"deadlock",

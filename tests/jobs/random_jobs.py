@@ -105,7 +105,9 @@ class Job:
         freed = any("free(" in x.lower() for x in self.lines)
         text = SAYS[name]
         if name.startswith("ends") and (self.is_mixed or freed):
-            text = r"can never complete: rank {rank} has finished|ranks? [-, \d]+ (?:is|are) finished"
+            text = (
+                r"can never complete: rank {rank} has finished|ranks? [-, \d]+ (?:is|are) finished"
+            )
         if name == "takes communicators in another order" and (freed or not self.tells_apart):
             text = "deadlock|has not completed"
         return text.format(rank=rank, line=line, value=self.setting)

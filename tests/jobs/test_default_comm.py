@@ -52,6 +52,34 @@ PROGRAMS = {
             assert float(y) == 3 - rank
             assert mpi4jax.default_comm() != MPI.COMM_WORLD
     """,
+    "two use it while another is in a barrier": """
+        import mpi4jax, numpy as np
+        from mpi4jax import notoken
+        if rank < 2:
+            y = notoken.sendrecv(np.float32(rank), np.float32(0), 1 - rank, 1 - rank)
+            assert float(y) == 1 - rank
+        MPI.COMM_WORLD.Barrier()
+    """,
+    # Communicators of the program are made in another order than the default one.
+    "one imports late, after communicators were made": """
+        if rank == 2:
+            a, b = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Split(0, rank)
+        import mpi4jax, numpy as np
+        from mpi4jax import notoken
+        if rank < 2:
+            a, b = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Split(0, rank)
+        for c in (a, None, b):
+            assert float(notoken.allreduce(np.float32(rank), MPI.SUM, comm=c)) == 3
+    """,
+    "one never imports, and all make communicators": """
+        if rank < 2:
+            import mpi4jax, numpy as np
+            from mpi4jax import notoken
+        a, b = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Split(rank < 2)
+        assert a.allreduce(rank) == 3
+        if rank < 2:
+            assert float(notoken.allreduce(np.float32(rank), MPI.SUM, comm=b)) == 1
+    """,
     # What is registered before the package is called after what it does at its end.
     "an exit handler serves another rank": """
         import atexit
@@ -88,59 +116,6 @@ def test_all_ranks_end(run_job, tmp_path, name):
     assert job.returncode == 0, job.stdout + job.stderr
     assert sorted(job.stdout.split("\n"))[1:] == [f"the end {rank}" for rank in range(3)]
     assert not list(tmp_path.glob("mpi4jax-*/*")), "files are left"
-
-
-def test_ranks_that_may_have_different_files_all_join(run_job, tmp_path):
-    """Those that may not see each other's files make it at their end, as it takes all ranks."""
-    file = tmp_path / "program.py"
-    file.write_text(
-        HEAD + "os.environ['MPI4JAX_DUMP_DIR'] = os.path.join(os.getcwd(), str(rank % 2))\n"
-        "import mpi4jax, numpy as np\n"
-        "from mpi4jax import notoken\n"
-        "if rank: notoken.sendrecv(np.float32(rank), np.float32(0), 3 - rank, 3 - rank)\n"
-        "print('the end', rank)\n"
-    )
-    env = {"JAX_PLATFORMS": "cpu"}
-    job = run_job(3, file, cwd=tmp_path, time_limit=60, env=env, fork=OPEN_MPI)
-    assert job.returncode == 0, job.stdout + job.stderr
-    assert job.stdout.count("the end") == 3
-
-
-# What a delete function of an attribute of COMM_SELF does in MPI_Finalize, and ranks before that.
-ATTACHED = {
-    "serves a rank that has not used it": (
-        "rank == 1 and (time.sleep(3), world.Send(np.float32([1]), 0))",
-        "if rank == 0: notoken.recv(np.float32(0), 1, comm=world).block_until_ready()",
-    ),
-    "waits for ranks that use it later": (
-        "world.Barrier()",
-        """
-if rank:
-    time.sleep(3)
-    notoken.sendrecv(np.float32(rank), np.float32(0), 3 - rank, 3 - rank)
-    assert mpi4jax.default_comm() == world""",
-    ),
-    "does nothing, and ranks end one after the other": ("None", "time.sleep(rank)"),
-}
-
-
-@pytest.mark.parametrize("name", ATTACHED)
-def test_attributes_of_comm_self_where_files_may_differ(run_job, tmp_path, name):
-    """A rank whose delete functions come last goes on without it, and so do the others."""
-    function, program = ATTACHED[name]
-    file = tmp_path / "program.py"
-    file.write_text(
-        HEAD + "import numpy as np\nworld = MPI.COMM_WORLD\n"
-        f"def delete(*_): {function}\n"
-        "MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=delete), 1)\n"
-        "os.environ['MPI4JAX_DUMP_DIR'] = os.path.join(os.getcwd(), str(rank % 2))\n"
-        f"import mpi4jax\nfrom mpi4jax import notoken\n{program}\n"
-        "MPI.Finalize()\nprint('the end', rank)\n"
-    )
-    job = run_job(3, file, cwd=tmp_path, time_limit=60, env={"JAX_PLATFORMS": "cpu"})
-    assert job.returncode == 0, job.stdout + job.stderr
-    assert job.stdout.count("the end") == 3
-    assert "mpi4jax:" not in job.stderr
 
 
 def test_finalize_without_an_operation(mpirun):

@@ -41,7 +41,9 @@ def test_correct_jobs_stay(run, seed):
     status, output = run(job, MPI4JAX_TIMEOUT=str(timeout), MPI4JAX_REPORT_AFTER="1")
     assert status == 0, output
     assert len(re.findall(r"^right \d$", output, re.MULTILINE)) == job.size, output
-    assert not re.search("can never complete|has not completed|do not match, before", output), output
+    assert not re.search("can never complete|has not completed|do not match, before", output), (
+        output
+    )
     assert job.is_mixed or "may not match" not in output, output
     said = output.partition("\nimport os")[0]
     # One line of each rank and reason, with the number of others.

@@ -1,4 +1,4 @@
-"""A job that is interrupted or terminated ends at once, with a line from each rank and no more."""
+"""A job that is interrupted or terminated ends at once, with a line of each host and no more."""
 
 import contextlib
 import os
@@ -116,19 +116,15 @@ PLACES = [r"in allreduce #2 .*program.py:\d+", rf"in Python at .*program.py:{SLE
 
 
 @pytest.mark.parametrize("to", ["mpiexec", "ranks"])
-def test_termination_is_a_line_of_each_rank(run, to):
-    lines = [
-        rf"r{rank} \| mpi4jax: SIGTERM ends this rank, which is {place}\n"
-        for rank, place in enumerate(PLACES)
-    ]
+def test_termination_is_one_line_of_a_host(run, to):
+    line = (
+        rf"r[01] \| mpi4jax: SIGTERM ends ranks 0-1: rank 0 is {PLACES[0]}; rank 1 is {PLACES[1]}\n"
+    )
     text = run(signal.SIGTERM, to)
-    found = [len(re.findall(line, text)) for line in lines]
-    if to == "mpiexec":
-        # Open MPI's may not forward any more what its ranks print.
-        assert all(count <= 1 for count in found), text
-    else:
-        assert found == [1, 1], text
-    assert text.count("mpi4jax:") == sum(found), text
+    found = len(re.findall(line, text))
+    # Open MPI's mpiexec may not forward any more what its ranks print.
+    assert found <= 1 if to == "mpiexec" else found == 1, text
+    assert text.count("mpi4jax:") == found, text
     assert "Traceback" not in text
 
 
@@ -136,11 +132,10 @@ def test_termination_is_a_line_of_each_rank(run, to):
 def test_an_interrupt_is_a_line_of_each_rank(run, to):
     """Open MPI's mpiexec terminates its ranks then, that of MPICH passes the interrupt on."""
     text = run(signal.SIGINT, to)
-    waits = rf"r0 \| mpi4jax: SIG(INT|TERM) ends this rank, which is {PLACES[0]}\n"
-    says = rf"r1 \| mpi4jax: (KeyboardInterrupt at .*program.py:{SLEEPS} in|SIGTERM ends)"
-    found = [len(re.findall(line, text)) for line in (waits, says)]
-    assert all(count <= 1 for count in found) if to == "mpiexec" else found == [1, 1], text
-    assert text.count("mpi4jax:") == sum(found), text
+    waits = rf"mpi4jax: SIG(INT|TERM) ends .*rank.* is {PLACES[0]}"
+    found = len(re.findall(waits, text))
+    assert found <= 1 if to == "mpiexec" else found == 1, text
+    assert text.count("mpi4jax:") <= 2, text
     assert "Traceback" not in text
 
 

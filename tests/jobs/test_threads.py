@@ -17,7 +17,12 @@ mpi4jax.flush(); print("the end", rank)
 
 def run(run_job, tmp_path, program, **more):
     (tmp_path / "program.py").write_text(PRELUDE + program)
-    env = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path), "MPI4JAX_REPORT_AFTER": "5", **more}
+    env = {
+        "JAX_PLATFORMS": "cpu",
+        "MPI4JAX_DUMP_DIR": str(tmp_path),
+        "MPI4JAX_REPORT_AFTER": "5",
+        **more,
+    }
     result = run_job(2, "program.py", cwd=tmp_path, env=env, time_limit=55)
     return result.returncode, result.stdout + result.stderr
 

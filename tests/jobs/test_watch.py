@@ -1,7 +1,6 @@
 """Timelines, signals, and the check of the installation; what goes wrong is in faults_*.py."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -82,56 +81,88 @@ print("sum", nt.allreduce(jnp.ones(()), MPI.SUM))
 """
 
 
-@pytest.mark.parametrize("made", ["link", "open", "file", "not ours"])
-def test_folders_that_somebody_else_may_have_made_are_refused(mpirun, tmp_path, made):
-    """No file is written there, or read: the job runs without, and says why."""
-    elsewhere, folder = tmp_path / "elsewhere", tmp_path / f"mpi4jax-{os.geteuid()}"
-    elsewhere.mkdir(mode=0o700)
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    if made == "link":
-        folder.symlink_to(elsewhere)
-    elif made == "file":
-        folder.write_text("precious")
-    else:
-        folder.mkdir(mode=0o700)
-        if made == "open":
-            folder.chmod(0o777)
-        elif os.geteuid() == 0:
-            os.chown(folder, 12345, -1)
-        else:
-            pytest.skip("folders of other users: only root makes some")
-    program = tmp_path / "program.py"
-    program.write_text(ONE)
-    env = {"MPI4JAX_DUMP_DIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-    result = mpirun(2, program, env=env)
+# What is wrong with shared memory, in a mount namespace of the job's own, and what is said of it.
+BROKEN = {
+    "missing": (
+        "umount -l /dev/shm 2>/dev/null; rmdir /dev/shm 2>/dev/null; true",
+        "No such file|",
+    ),
+    "read-only": ("mount -t tmpfs -o ro none /dev/shm", "Read-only file system"),
+    "full": ("mount -t tmpfs -o size=8k none /dev/shm", "No space left on device"),
+    "a link": ("mount -t tmpfs none /dev/shm; ln -s /tmp /dev/shm/mpi4jax-$(id -u)", "is a link"),
+    "open to others": (
+        "mount -t tmpfs none /dev/shm; mkdir -m 777 /dev/shm/mpi4jax-$(id -u)",
+        r"is open to others \(mode 0777\)",
+    ),
+    "another user's": (
+        "mount -t tmpfs none /dev/shm; mkdir -m 700 /dev/shm/mpi4jax-$(id -u); "
+        "chown 12345 /dev/shm/mpi4jax-$(id -u)",
+        "belongs to user 12345",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", [how for how in BROKEN if how != "missing"])
+def test_a_job_runs_without_a_board_and_says_why(tmp_path, how):
+    change, words = BROKEN[how]
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not make namespaces")
+    (tmp_path / "program.py").write_text(ONE)
+    shell = f"{change}; exec {sys.executable} program.py"
+    env = {"JAX_PLATFORMS": "cpu", "OMPI_MCA_btl": "self,tcp", "OMPI_MCA_pml": "ob1"}
+    command = ["unshare", "-m", "sh", "-c", shell]
+    result = captured(2, command, cwd=tmp_path, time_limit=100, env=env)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("sum 2.0") == 2
-    words = {"link": "is a link", "file": "is a link", "open": "is open to others (mode 0777)"}
-    expected = re.escape(words.get(made, "belongs to user 12345"))
-    lines = re.findall(rf"r0 \| mpi4jax: no files in {tmp_path}.*{expected}", result.stderr)
-    assert len(lines) == result.stderr.count("mpi4jax: no files in") == 1, result.stderr
-    assert victim.read_text() == "precious"
-    assert not list(elsewhere.iterdir())
-    assert not folder.is_dir() or not list(folder.iterdir())
+    lines = re.findall(rf"r0 \| mpi4jax: no board in /dev/shm/.*{words}", result.stderr)
+    assert len(lines) == result.stderr.count("mpi4jax: no board") == 1, result.stderr
 
 
-def test_files_of_a_job_are_this_users_alone(mpirun, tmp_path):
+def test_the_board_is_this_users_alone_and_goes_with_the_job(mpirun, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
-        ONE + "from pathlib import Path\n"
-        "for path in Path('.').rglob('mpi4jax-*/**/*'): print(path, oct(path.stat().st_mode))\n"
+        ONE + "from mpi4jax import _native\n"
+        "place = _native.board_place()\n"
+        "for path in (place, *place.iterdir()): print(path, oct(path.stat().st_mode), flush=True)\n"
         "mpi4jax.flush(); nt.barrier(); mpi4jax.flush()\n"
     )
-    env = {"MPI4JAX_DUMP_DIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-    result = mpirun(2, program, env=env)
+    result = mpirun(2, program, env={"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path)})
     assert result.returncode == 0, result.stderr
-    modes = re.findall(r"rank\d\.pid 0o(\d+)", result.stdout)
-    assert len(modes) >= 2, result.stdout
-    assert set(modes) == {"100600"}, result.stdout
-    (folder,) = tmp_path.glob("mpi4jax-*")
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert not list(folder.iterdir()), "a job that ends leaves nothing"
+    assert set(re.findall(r"mpi4jax-\d+ 0o(\d+)", result.stdout)) == {"40700"}, result.stdout
+    assert set(re.findall(r"mpi4jax-\d+/\S+ 0o(\d+)", result.stdout)) == {"100600"}
+    assert not list(tmp_path.glob("mpi4jax-*")), "a job that ends leaves nothing"
+
+
+KILLED = """
+import os, signal, time
+import jax.numpy as jnp
+from mpi4py import MPI
+from mpi4jax import notoken as nt
+x = jnp.ones(3)
+for _ in range(3): x = nt.allreduce(x, op=MPI.MAX).block_until_ready()
+if MPI.COMM_WORLD.rank == 1: time.sleep(2); os.kill(os.getpid(), signal.SIGKILL)
+nt.allreduce(x).block_until_ready()
+"""
+
+
+def test_what_a_killed_rank_did_last_is_read_from_the_board(mpirun, tmp_path, capsys):
+    (tmp_path / "program.py").write_text(KILLED)
+    env = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path)}
+    result = mpirun(2, tmp_path / "program.py", env=env)
+    assert result.returncode != 0
+    (board,) = {
+        path
+        for path in report._native.board_place().iterdir()
+        if "program.py" in path.read_bytes().decode(errors="replace")
+        and path.stat().st_mtime > (tmp_path / "program.py").stat().st_mtime
+    }
+    dumps, wrong = report.load(board)
+    assert wrong == []
+    last = dumps[1]["records"][-1]
+    assert last["text"].startswith("allreduce #3 (MAX, 3 x float32) on mpi4jax.default, program")
+    assert "has died; the last one was allreduce #3" in dumps[1]["state"]
+    assert "rank 1 never called the collective of rank 0" in report.report(dumps)
+    board.unlink()
 
 
 CONTAINERS = """
@@ -176,7 +207,7 @@ def test_ranks_in_containers_of_one_host_name_are_not_taken_for_gone(tmp_path):
 REPORTED = """
 import os, signal, time
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")))
-os.environ["MPI4JAX_DUMP_DIR"] = f"host{rank // 2}"
+os.environ["MPI4JAX_TEST_HOST"] = f"host{rank // 2}"
 import jax.numpy as jnp
 from mpi4jax import notoken as nt
 nt.allreduce(jnp.ones(3)).block_until_ready()
@@ -189,7 +220,7 @@ nt.allreduce(jnp.ones(3)).block_until_ready()
 
 
 def test_each_rank_of_a_host_may_be_asked_for_a_report_of_all_hosts(run_job, tmp_path):
-    """Ranks of one host have one folder: these are of two."""
+    """Ranks of one host have one board: these are of two."""
     (tmp_path / "program.py").write_text(REPORTED)
     env = {"JAX_PLATFORMS": "cpu"}
     result = run_job(4, "program.py", cwd=tmp_path, env=env)

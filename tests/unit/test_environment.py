@@ -25,6 +25,7 @@ def test_empty_is_unset(name, monkeypatch):
     settings.check_all()
     assert watch.timeout() == 0
     assert watch.report_after() == watch.DEFAULT_REPORT_AFTER
+    assert watch.deadlock_after() == watch.DEFAULT_DEADLOCK_AFTER
 
 
 @pytest.mark.parametrize(
@@ -32,11 +33,12 @@ def test_empty_is_unset(name, monkeypatch):
     [
         ("MPI4JAX_ABORT", "maybe", "one of 0, false, off, no, 1, true, on, yes"),
         ("MPI4JAX_CHECK", "x", "one of samples, 0"),
+        ("MPI4JAX_DEADLOCK_AFTER", "-1", "a number of seconds, 0 to never abort"),
         ("MPI4JAX_DEBUG", "2", "one of 0"),
         ("MPI4JAX_NOTOKEN", "token", "one of 0"),
         ("MPI4JAX_ON_TIMEOUT", "end", "one of abort, continue"),
         ("MPI4JAX_REPORT_AFTER", "soon", "a number of seconds, 0 for no lines"),
-        ("MPI4JAX_TIMEOUT", "inf", "a number of seconds, 0 for no time-out"),
+        ("MPI4JAX_TIMEOUT", "inf", "a number of seconds, 0 for no timeout"),
         ("MPI4JAX_TIMEOUT", "-1", "a number of seconds"),
     ],
 )

@@ -123,56 +123,107 @@ fn what_is_certain_what_is_stuck_and_what_goes_on() {
         ("two communicators", [in_barrier(), waits([all(B, 1)]), in_barrier()], STUCK),
         ("other members", [in_barrier(), waits([all(C, 1)]), in_barrier()], STUCK),
         ("two threads", [waits([recv(1, 7), recv(2, 7)]), waits([recv(0, 7)]), waits([recv(1, 7)])], STUCK),
-        ("a call that takes all", [waits([wait(Need::Call)]), waits([recv(0, 7)]), waits([wait(Need::Call)])], STUCK),
+        (
+            "a call that takes all",
+            [waits([wait(Need::Call)]), waits([recv(0, 7)]), waits([wait(Need::Call)])],
+            STUCK,
+        ),
         ("an exchange with both", [waits([sendrecv(1, 2)]), waits([recv(0, 7)]), waits([recv(0, 7)])], STUCK),
-        ("a message that has come", [
-            waits([recv(1, 7)]),
-            with(waits([recv(0, 7)]), sent(0, 3)),
-            with(waits([recv(0, 7)]), |_| ()),
-        ].map(|it| it), NOTHING),
+        (
+            "a message that has come",
+            [waits([recv(1, 7)]), with(waits([recv(0, 7)]), sent(0, 3)), with(waits([recv(0, 7)]), |_| ())]
+                .map(|it| it),
+            NOTHING,
+        ),
         // ---- What looks like it
         ("one computes", [waits([recv(1, 7)]), waits([recv(0, 7)]), runs()], NOTHING),
         ("a receive and its send", [waits([recv(1, 7)]), waits([send(0, 7)]), in_barrier()], NOTHING),
         ("a receive of any tag", [waits([recv(1, -1)]), waits([send(0, 7)]), in_barrier()], NOTHING),
         ("a receive from any", [waits([recv(-1, -1)]), waits([send(0, 7)]), waits([recv(0, 7)])], NOTHING),
         ("another thread", [waits([recv(1, 7)]), with(waits([recv(0, 7)]), goes_on), in_barrier()], NOTHING),
-        ("a started send", [
-            waits([recv(1, 7)]), with(waits([recv(0, 7)]), started(send(0, 7))), in_barrier(),
-        ], NOTHING),
-        ("of another tag", [
-            waits([recv(1, 7)]), with(waits([recv(0, 7)]), started(send(0, 8))), in_barrier(),
-        ], STUCK),
+        (
+            "a started send",
+            [waits([recv(1, 7)]), with(waits([recv(0, 7)]), started(send(0, 7))), in_barrier()],
+            NOTHING,
+        ),
+        (
+            "of another tag",
+            [waits([recv(1, 7)]), with(waits([recv(0, 7)]), started(send(0, 8))), in_barrier()],
+            STUCK,
+        ),
         ("half an exchange", [waits([sendrecv(2, 1)]), waits([recv(0, 7)]), waits([send(0, 0)])], NOTHING),
         ("all have come", [in_barrier(), in_barrier(), in_barrier()], NOTHING),
         ("of unknown origin", [waits([all(U, 1)]), waits([all(U, 1)]), waits([all(U, 1)])], NOTHING),
-        ("of names that differ", [
-            waits([all(U, 1)]), waits([all(CommId { name: 1, ..U }, 1)]), waits([all(U, 1)]),
-        ], NOTHING),
-        ("counted from another import on", [
-            in_barrier(), with(waits([all(B, 1)]), |rank| rank.copies = 1), in_barrier(),
-        ], NOTHING),
-        ("its root is ahead", [waits([all(A, 5)]), with(waits([recv(0, 7)]), begun(A, 5)), waits([all(A, 5)])], NOTHING),
-        ("a ring with a stopped rank", [
-            waits([recv(1, 0)]), waits([recv(2, 0)]), with(waits([recv(0, 0)]), |rank| rank.state = State::Stopped),
-        ], NOTHING),
-        ("a ring with a rank that gets no time", [
-            waits([recv(1, 0)]), waits([recv(2, 0)]), with(waits([recv(0, 0)]), |rank| rank.is_silent = true),
-        ], NOTHING),
-        ("a rank of which nothing is known", [waits([recv(1, 7)]), RankStatus::default(), waits([recv(0, 7)])], NOTHING),
-        ("a stream that waits", [waits([recv(1, 7)]), waits([recv(0, 7), wait(Need::Stream)]), in_barrier()], NOTHING),
-        ("messages under way elsewhere", [
-            waits([recv(1, 7)]), with(waits([recv(2, 7)]), received(2, 4)), with(waits([recv(0, 7)]), sent(1, 5)),
-        ], NOTHING),
-        ("messages that were received", [
-            waits([recv(1, 7)]), with(waits([recv(2, 7)]), received(2, 5)), with(waits([recv(0, 7)]), sent(1, 5)),
-        ], STUCK),
+        (
+            "of names that differ",
+            [waits([all(U, 1)]), waits([all(CommId { name: 1, ..U }, 1)]), waits([all(U, 1)])],
+            NOTHING,
+        ),
+        (
+            "counted from another import on",
+            [in_barrier(), with(waits([all(B, 1)]), |rank| rank.copies = 1), in_barrier()],
+            NOTHING,
+        ),
+        (
+            "its root is ahead",
+            [waits([all(A, 5)]), with(waits([recv(0, 7)]), begun(A, 5)), waits([all(A, 5)])],
+            NOTHING,
+        ),
+        (
+            "a ring with a stopped rank",
+            [
+                waits([recv(1, 0)]),
+                waits([recv(2, 0)]),
+                with(waits([recv(0, 0)]), |rank| rank.state = State::Stopped),
+            ],
+            NOTHING,
+        ),
+        (
+            "a ring with a rank that gets no time",
+            [
+                waits([recv(1, 0)]),
+                waits([recv(2, 0)]),
+                with(waits([recv(0, 0)]), |rank| rank.is_silent = true),
+            ],
+            NOTHING,
+        ),
+        (
+            "a rank of which nothing is known",
+            [waits([recv(1, 7)]), RankStatus::default(), waits([recv(0, 7)])],
+            NOTHING,
+        ),
+        (
+            "a stream that waits",
+            [waits([recv(1, 7)]), waits([recv(0, 7), wait(Need::Stream)]), in_barrier()],
+            NOTHING,
+        ),
+        (
+            "messages under way elsewhere",
+            [
+                waits([recv(1, 7)]),
+                with(waits([recv(2, 7)]), received(2, 4)),
+                with(waits([recv(0, 7)]), sent(1, 5)),
+            ],
+            NOTHING,
+        ),
+        (
+            "messages that were received",
+            [
+                waits([recv(1, 7)]),
+                with(waits([recv(2, 7)]), received(2, 5)),
+                with(waits([recv(0, 7)]), sent(1, 5)),
+            ],
+            STUCK,
+        ),
         // ---- Ranks that have finished
         ("a sender", [waits([recv(1, 7)]), finished(0), runs()], FINISHED),
         ("whatever else runs", [with(waits([recv(1, 7)]), goes_on), finished(0), runs()], FINISHED),
         ("whose message is under way", [waits([recv(1, 7)]), with(finished(0), sent(0, 1)), runs()], NOTHING),
-        ("whose message has come", [
-            with(waits([recv(1, 7)]), received(1, 1)), with(finished(0), sent(0, 1)), runs(),
-        ], FINISHED),
+        (
+            "whose message has come",
+            [with(waits([recv(1, 7)]), received(1, 1)), with(finished(0), sent(0, 1)), runs()],
+            FINISHED,
+        ),
         ("a receiver", [waits([send(1, 7)]), finished(0), runs()], FINISHED),
         ("all senders", [waits([recv(-1, 7)]), finished(0), finished(0)], ALL_FINISHED),
         ("not all senders", [waits([recv(-1, 7)]), finished(0), runs()], NOTHING),
@@ -181,20 +232,30 @@ fn what_is_certain_what_is_stuck_and_what_goes_on() {
         ("without a collective", [waits([all(A, 2)]), finished(1), waits([all(A, 2)])], FINISHED),
         ("in which another is not", [waits([all(A, 2)]), finished(1), runs()], NOTHING),
         ("after it", [waits([all(A, 2)]), finished(2), waits([all(A, 2)])], NOTHING),
-        ("on a communicator that is forgotten", [
-            waits([all(A, 2)]), with(finished(1), |rank| rank.forgotten = 2), waits([all(A, 2)]),
-        ], NOTHING),
-        ("after as many on another communicator", [
-            waits([all(A, 2)]), with(finished(1), begun(B, 2)), waits([all(A, 2)]),
-        ], FINISHED),
+        (
+            "on a communicator that is forgotten",
+            [waits([all(A, 2)]), with(finished(1), |rank| rank.forgotten = 2), waits([all(A, 2)])],
+            NOTHING,
+        ),
+        (
+            "after as many on another communicator",
+            [waits([all(A, 2)]), with(finished(1), begun(B, 2)), waits([all(A, 2)])],
+            FINISHED,
+        ),
         // ---- Ranks that have died
         ("one that takes part", [in_barrier(), gone(), runs()], GONE),
         ("one that had come", [in_barrier(), with(gone(), begun(A, 1)), in_barrier()], NOTHING),
-        ("one that died in it", [
-            in_barrier(), with(with(gone(), begun(A, 1)), started(all(A, 1))), in_barrier(),
-        ], GONE),
+        (
+            "one that died in it",
+            [in_barrier(), with(with(gone(), begun(A, 1)), started(all(A, 1))), in_barrier()],
+            GONE,
+        ),
         ("a sender that died", [waits([recv(1, 7)]), gone(), runs()], GONE),
-        ("whose message is under way still", [waits([recv(1, 7)]), with(gone(), sent(0, 1)), runs()], NOTHING),
+        (
+            "whose message is under way still",
+            [waits([recv(1, 7)]), with(gone(), sent(0, 1)), runs()],
+            NOTHING,
+        ),
         ("another one than the sender", [waits([recv(2, 7)]), gone(), runs()], NOTHING),
         ("where no rank waits", [runs(), gone(), runs()], NOTHING),
     ];
@@ -222,29 +283,49 @@ fn ten_thousand_ranks_are_judged_at_once() {
         (0..n).step_by(2).collect()
     }
     let jobs: [Large; 5] = [
-        ("all in recv(ANY_SOURCE)", |_, n| {
-            let from = peer(-1, -1);
-            waits([wait_among(Need::Message { comm: A, key: KEY, from, to: None }, Ranks::all(n))])
-        }, STUCK),
-        ("all in a collective but one", |rank, n| {
-            let need = Need::Collective { comm: A, number: 3 };
-            if rank == n / 2 { runs() } else { waits([wait_among(need, Ranks::all(n))]) }
-        }, NOTHING),
-        ("one has finished without it", |rank, n| {
-            let need = Need::Collective { comm: A, number: 3 };
-            if rank == n / 2 { finished(2) } else { waits([wait_among(need, Ranks::all(n))]) }
-        }, FINISHED),
-        ("a communicator of every second rank", |rank, n| {
-            let comm = if rank % 2 == 0 { EVEN } else { A };
-            let members = if rank % 2 == 0 { even(n) } else { Ranks::all(n) };
-            waits([wait_among(Need::Collective { comm, number: 3 }, members)])
-        }, NOTHING),
-        ("a ring of receives, with messages to 8 ranks", |rank, n| {
-            let from = peer((rank + 1) % n, 0);
-            let wait = wait_among(Need::Message { comm: A, key: KEY, from, to: None }, Ranks::all(n));
-            let messages = (1..9).map(|step| (KEY, (rank + step) % n, 5, 5)).collect();
-            RankStatus { messages, ..waits([wait]) }
-        }, NOTHING),
+        (
+            "all in recv(ANY_SOURCE)",
+            |_, n| {
+                let from = peer(-1, -1);
+                waits([wait_among(Need::Message { comm: A, key: KEY, from, to: None }, Ranks::all(n))])
+            },
+            STUCK,
+        ),
+        (
+            "all in a collective but one",
+            |rank, n| {
+                let need = Need::Collective { comm: A, number: 3 };
+                if rank == n / 2 { runs() } else { waits([wait_among(need, Ranks::all(n))]) }
+            },
+            NOTHING,
+        ),
+        (
+            "one has finished without it",
+            |rank, n| {
+                let need = Need::Collective { comm: A, number: 3 };
+                if rank == n / 2 { finished(2) } else { waits([wait_among(need, Ranks::all(n))]) }
+            },
+            FINISHED,
+        ),
+        (
+            "a communicator of every second rank",
+            |rank, n| {
+                let comm = if rank % 2 == 0 { EVEN } else { A };
+                let members = if rank % 2 == 0 { even(n) } else { Ranks::all(n) };
+                waits([wait_among(Need::Collective { comm, number: 3 }, members)])
+            },
+            NOTHING,
+        ),
+        (
+            "a ring of receives, with messages to 8 ranks",
+            |rank, n| {
+                let from = peer((rank + 1) % n, 0);
+                let wait = wait_among(Need::Message { comm: A, key: KEY, from, to: None }, Ranks::all(n));
+                let messages = (1..9).map(|step| (KEY, (rank + step) % n, 5, 5)).collect();
+                RankStatus { messages, ..waits([wait]) }
+            },
+            NOTHING,
+        ),
     ];
     for (name, of, expected) in jobs {
         let world: World = (0..n).map(|rank| (rank, of(rank, n))).collect();
