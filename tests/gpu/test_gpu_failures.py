@@ -22,7 +22,7 @@ def test_what_never_ends_on_the_gpu_is_reported(python, fakes):
     env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_TIMEOUT": 1}
     result = python(STUCK, {**env, "FAKE_CUDA_STUCK": 1})
     words = (
-        "allreduce on mpi4jax.default, which is on the GPU, has not completed after MPI4JAX_TIMEOUT"
+        "allreduce on mpi4jax.default, which is on the GPU, has not completed after MPI4JAX_TIME"
     )
     fails(result, words, "allreduce #3")
 

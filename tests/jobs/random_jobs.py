@@ -6,7 +6,8 @@ cannot hang. Ranks sleep, are stopped, end early, import mpi4jax late or never, 
 their part of a collective through mpi4py, or in a thread; threads communicate at the same time,
 each on a communicator of its own; communicators are split, renamed, freed and made again.
 Ghost cells are exchanged. Exit handlers, registered before or after the import, communicate too.
-Threads of a C library call Python back, which communicates. Trees are reduced. Each rank has settings of its own, which mean the same.
+Threads of a C library call Python back, which communicates. Trees are reduced.
+Each rank has settings of its own, which mean the same.
 Operations are started, and waited for later or never (random_started.py).
 """
 

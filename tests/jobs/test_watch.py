@@ -95,8 +95,7 @@ BROKEN = {
         r"is open to others \(mode 0777\)",
     ),
     "another user's": (
-        "mount -t tmpfs none /dev/shm; mkdir -m 700 /dev/shm/mpi4jax-$(id -u); "
-        "chown 12345 /dev/shm/mpi4jax-$(id -u)",
+        "d=/dev/shm/mpi4jax-$(id -u); mount -t tmpfs m /dev/shm; mkdir -m 700 $d; chown 12345 $d",
         "belongs to user 12345",
     ),
 }

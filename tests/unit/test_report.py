@@ -1,6 +1,5 @@
 """The flight recorder, its reports and timelines, without a job."""
 
-import json
 import os
 import re
 import subprocess

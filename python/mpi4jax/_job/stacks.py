@@ -34,9 +34,9 @@ def _exception(main: int) -> str:
         import gc
 
         for it in gc.get_objects():
-            if type(it) is futures.Future and it.done() and not it.cancelled():
-                if error := it._exception:
-                    return f"{_words(error)} (in a future)"
+            is_done = type(it) is futures.Future and it.done() and not it.cancelled()
+            if is_done and (error := it._exception):
+                return f"{_words(error)} (in a future)"
     return ""
 
 
