@@ -144,7 +144,7 @@ fn stuck(
         memory.stuck.filter(|(before, ..)| *before == now_do).unwrap_or((now_do, now, false));
     memory.stuck = Some((now_do, since, is_said));
     let waited = now - since;
-    let (key, why) = verdict.stuck()?;
+    let (key, why) = verdict.stuck().filter(|(key, _)| !memory.reported.contains(key))?;
     if waited >= settings.deadlock_after && memory.was_stuck.insert(now_do) {
         return Some(Action::End(key, why));
     }

@@ -14,8 +14,18 @@ type Group = (String, Ranks);
 
 /// "ranks 0-2, 5"; of many, the first, and how many more.
 pub fn ranks_in_words(ranks: &Ranks) -> String {
-    let (count, all) = (ranks.count(), ranks.to_string());
-    let runs: Vec<&str> = all.split(',').collect();
+    let count = ranks.count();
+    let mut each: Vec<[i32; 2]> = Vec::new();
+    for rank in ranks.iter() {
+        let is_full = each.len() > RUNS + 1;
+        match each.last_mut() {
+            Some([_, last]) if *last + 1 == rank => *last = rank,
+            _ if is_full => break,
+            _ => each.push([rank, rank]),
+        }
+    }
+    let run = |[a, b]: &[i32; 2]| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    let runs: Vec<String> = each.iter().map(run).collect();
     let mut text = format!("rank{} ", if count == 1 { "" } else { "s" });
     if runs.len() > RUNS + 1 {
         text += &format!("{}, ... ({count} in all)", runs[..RUNS].join(", "));

@@ -94,7 +94,8 @@ impl<'a> Verdict<'a> {
                         let is_freed = id.class == comm.class && id.origin == FREED;
                         id.without_name() == comm || is_freed
                     };
-                    it.forgotten >= number
+                    it.waits.iter().any(|other| other.need == wait.need)
+                        || it.forgotten >= number
                         || it.counts.iter().any(|(id, begun)| is_it(*id) && *begun >= number)
                 }
                 _ => it.waits.iter().any(|other| other.need == Need::Call && other.members == wait.members),

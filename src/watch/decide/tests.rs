@@ -93,9 +93,9 @@ fn a_job_in_which_a_rank_goes_on_now_and_then_is_not_stuck() {
 #[test]
 fn nothing_ends_while_a_rank_is_stopped_or_debugged() {
     let halted = |second: u32, it: RankStatus| RankStatus { is_halted: second < 100, ..it };
-    for (of, expected) in [(recv(0), 121), (self::of(State::Finished), 104)] {
+    for (of, expected) in [(recv(0), 120), (self::of(State::Finished), 104)] {
         let done = actions(&settings(20.0), 200, |second| [halted(second, recv(1)), of.clone()]);
-        assert_eq!(ends(&done), [expected - 1], "{done:?}");
+        assert_eq!(ends(&done), [expected], "{done:?}");
     }
 }
 
