@@ -80,13 +80,19 @@ fn peer(comm: &Comm, rank: i32) -> Option<(i32, &'static Peer)> {
     Some((world, own().peer(comm.message_key(), world)))
 }
 
-/// A form of a message: a hash of it, and where its words are.
-pub fn form(words: &str) -> u64 {
-    if words.is_empty() { 0 } else { hash(words) << 32 | u64::from(own().write(words)) }
+/// A form of a message: a hash of it, which is compared, and where its words are, with more words.
+pub fn form(words: &str, more: &str) -> u64 {
+    if words.is_empty() && more.is_empty() {
+        return 0;
+    }
+    let compared = if words.is_empty() { 0 } else { hash(words) << 32 };
+    compared | u64::from(own().write(&format!("{words}{more}")))
 }
 
-fn are_forms_equal(one: u64, other: u64) -> bool {
-    one == 0 || other == 0 || one >> 32 == other >> 32
+/// Whether two forms are equal, or one is not known.
+#[inline]
+pub fn are_forms_equal(one: u64, other: u64) -> bool {
+    one >> 32 == 0 || other >> 32 == 0 || one >> 32 == other >> 32
 }
 
 /// A message is about to be sent.
@@ -100,7 +106,7 @@ pub fn sends(call: &Call) {
         let place = &peer.prints[peer.noted.fetch_add(1, Ordering::AcqRel) as usize % MESSAGES];
         place[0].store(0, Ordering::Release);
         place[1].store(meaning(buffer.dtype()), Ordering::Relaxed);
-        let (_, form) = call.site.base.get_or_init(|| (0, form(&call.site.forms.sent)));
+        let (_, form) = call.site.base.get_or_init(|| (0, form(&call.site.forms.sent, "")));
         place[2].store(*form, Ordering::Relaxed);
         place[0].store(key(&buffer, envelope.sendtag), Ordering::Release);
     }
@@ -207,6 +213,7 @@ mod tests {
         assert_eq!(meaning(Dtype::Complex64), meaning(Dtype::Float32));
         assert_ne!(meaning(Dtype::Float16), meaning(Dtype::Bfloat16));
         assert_ne!(meaning(Dtype::Int32), meaning(Dtype::Float32));
+        let form = |words| form(words, ", in shard_map of f(x)");
         let (one, other) = (form("['a'] (3)"), form("['b'] (3)"));
         assert!(
             are_forms_equal(one, form("['a'] (3)"))

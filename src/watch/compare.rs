@@ -79,7 +79,7 @@ fn is_ours(comm: &Comm) -> bool {
 /// Of a site: what has to be equal in each of its calls, and the form of its messages.
 fn base(site: &Site) -> (u64, u64) {
     let mut hasher = DefaultHasher::new();
-    (site.name(), site.reverse, site.same).hash(&mut hasher);
+    (site.name(), site.reverse, &site.forms.boundary).hash(&mut hasher);
     if site.op.row().has_root {
         site.root.hash(&mut hasher);
     }
@@ -90,7 +90,7 @@ fn base(site: &Site) -> (u64, u64) {
         Some(Reduction::User(_)) => 1.hash(&mut hasher),
     }
     site.halo.as_ref().map(|halo| halo.widths()).hash(&mut hasher);
-    (hasher.finish(), messages::form(&site.forms.sent))
+    (hasher.finish(), messages::form(&site.forms.sent, &of_boundary(&site.forms.boundary)))
 }
 
 /// What has to be equal on all ranks in a call of so many elements, and the form of its message.
@@ -187,7 +187,7 @@ fn check_print(
 ) -> Result<(), Error> {
     match cell.print(running.sequence()) {
         Some(its) if its.print != ours.print => hold(call, running, (rank, cell)),
-        Some(its) if its.form >> 32 != ours.form >> 32 && its.form != 0 && ours.form != 0 => {
+        Some(its) if !messages::are_forms_equal(its.form, ours.form) => {
             other_form(call, running, (rank, its.form));
             Ok(())
         }
@@ -254,12 +254,35 @@ fn are_alike(call: &Call, running: &Running, rank: i32) -> bool {
     own.is_some() && own.map(of) == its.map(of)
 }
 
+/// What a report says of the `shard_map` that a collective is in.
+fn of_boundary(boundary: &str) -> String {
+    if boundary.is_empty() { String::new() } else { format!("{IN_SHARD_MAP}{boundary}") }
+}
+
+const IN_SHARD_MAP: &str = ", in shard_map of ";
+
+/// The same of another rank's collective of this number.
+fn boundary_of(call: &Call, running: &Running, rank: i32) -> String {
+    let comm = &*call.site.comm;
+    let words = board().slot(rank).and_then(|slot| {
+        let print = slot.cell(comm.shared_id())?.print(running.sequence())?;
+        Some(slot.read(print.form as u32))
+    });
+    words.and_then(|words| Some(words[words.find(IN_SHARD_MAP)?..].to_owned())).unwrap_or_default()
+}
+
 /// What two ranks do, a line each.
 fn texts(call: &Call, running: &Running, rank: i32) -> [(i32, String); 2] {
     let comm = &*call.site.comm;
     let own = running.record().map_or_else(String::new, |record| with_widths(call, &record));
     let its = its_record(call, running, rank);
     let its = its.map_or_else(|| "another operation".into(), |its| its.to_string());
+    let own_boundary = of_boundary(&call.site.forms.boundary);
+    let its_boundary = boundary_of(call, running, rank);
+    let (own, its) = match own_boundary == its_boundary {
+        true => (own, its),
+        false => (own + &own_boundary, its + &its_boundary),
+    };
     [(comm.world_rank(comm.rank).unwrap_or(0), own), (rank, its)]
 }
 
@@ -378,6 +401,7 @@ pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> 
     if !call.site.forms.sent.is_empty() {
         words += &format!(", of {}", call.site.forms.sent);
     }
+    words += &of_boundary(&call.site.forms.boundary);
     let asked = Comparison::start(comm, fingerprint(call, &record), &words);
     asked.map(Some).map_err(|cause| call.site.error(cause))
 }
@@ -387,8 +411,11 @@ pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> 
 fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
     let comm = &call.site.comm;
     let words = with_widths(call, record);
+    let boundaries = comm.all_texts(&of_boundary(&call.site.forms.boundary))?;
     let mut lines = comm.all_texts(&words)?;
-    if lines.iter().all(|line| *line == lines[0]) {
+    if boundaries.iter().any(|boundary| *boundary != boundaries[0]) {
+        lines = lines.iter().zip(boundaries).map(|(line, boundary)| line.to_owned() + &boundary).collect();
+    } else if lines.iter().all(|line| *line == lines[0]) {
         lines = comm.all_texts(&format!("{words}, of {}", call.site.forms.sent))?;
     }
     Err(mismatch(comm, &lines))
