@@ -266,10 +266,9 @@ impl Slot {
             }
         }
         let _claiming = lock(&CLAIMING);
-        let free = (0..PEERS).map(|step| &self.peers[(start + step) % PEERS]);
+        let mut free = (0..PEERS).map(|step| &self.peers[(start + step) % PEERS]);
         let peer = free
-            .filter(|peer| [0, key].contains(&peer.key.load(Ordering::Relaxed)))
-            .next()
+            .find(|peer| [0, key].contains(&peer.key.load(Ordering::Relaxed)))
             .unwrap_or(&self.peers[start]);
         if peer.key.load(Ordering::Relaxed) != key {
             self.lost_sent.fetch_add(peer.sent.swap(0, Ordering::Relaxed), Ordering::Relaxed);

@@ -15,7 +15,7 @@ impl Launcher {
     pub fn parent(names: &[String]) -> Option<Self> {
         let process = getppid()?;
         let name = os::info(process.as_raw_pid())?.name;
-        names.contains(&name).then(|| Self { process, name })
+        names.contains(&name).then_some(Self { process, name })
     }
 
     /// Whether it has ended. Then nothing ends this process where the job ends, and MPI cannot be asked.

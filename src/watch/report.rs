@@ -56,7 +56,7 @@ fn what(status: &RankStatus) -> String {
     }
     let mut text: String = if *state == State::Finished { "finished" } else { "in no operation" }.into();
     for (before, part) in [("; ", activity), ("", before), ("; Python is at ", python)] {
-        let is_over = *state == State::Finished && before != "";
+        let is_over = *state == State::Finished && !before.is_empty();
         if !part.is_empty() && !is_over {
             text += &format!("{before}{part}");
         }

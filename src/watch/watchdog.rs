@@ -85,7 +85,7 @@ fn ask_places(ranks: impl Fn(i32) -> bool) {
     python::publish();
     let start = Instant::now();
     let is_open = |slot: &&Slot| slot.answered.load(Ordering::Acquire) != slot.asked.load(Ordering::Acquire);
-    while start.elapsed() < PLACE_TIME && asked.iter().any(|slot| is_open(slot)) {
+    while start.elapsed() < PLACE_TIME && asked.iter().any(is_open) {
         std::thread::sleep(Duration::from_millis(10));
     }
 }
