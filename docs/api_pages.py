@@ -195,9 +195,9 @@ COMMANDS = """\
 MPI library, the thread level and the transport, and tests some operations. `--report` prints what
 an issue should contain.
 
-`python -m mpi4jax.report DIRECTORY` merges the last 1024 operations of all ranks, from the
-directory that a [report](debugging.md) names, and says for each communicator which rank diverged
-first.
+`python -m mpi4jax.report` merges the last 256 operations of all ranks of your newest job on this
+host, or of the job whose directory a [report](debugging.md) names, and says for each communicator
+which rank diverged first.
 
 `python -m mpi4jax.timeline FILES` merges the timelines that ranks wrote with `MPI4JAX_TRACE`,
 prints how long each rank waited, and draws them with `--png`: see
