@@ -1,7 +1,7 @@
 """Checkpoints of global arrays, which the ranks of one job write and those of another one read.
 
 Each array of a pytree is an array in zarr's format, which TensorStore writes (``pip install
-'mpi4jax[checkpoints]'``) and any library for zarr reads. Each rank writes and reads its own block.
+tensorstore``) and any library for zarr reads. Each rank writes and reads its own block.
 """
 
 from __future__ import annotations

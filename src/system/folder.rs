@@ -39,7 +39,7 @@ fn enter(parent: &File, name: &OsStr, path: &Path) -> io::Result<File> {
     let refused = |words: String| io::Error::other(format!("{} {words}", path.display()));
     let file = open(parent, name, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|error| match error {
         Errno::NOTDIR | Errno::LOOP => {
-            refused("is a link or not a folder; another user may have made it".into())
+            refused("is a link or not a directory; another user may have made it".into())
         }
         _ => error.into(),
     })?;

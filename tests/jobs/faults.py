@@ -29,7 +29,7 @@ CHECK = {"MPI4JAX_CHECK": "1"}
 HUNG = rf"has not completed after MPI4JAX_TIMEOUT={TIMEOUT} s"
 DIFFERENT = "the operations of the ranks do not match, before they run"
 HUNG_STATUS = 97
-ENDS_JOB = "an uncaught exception on this rank ends the job"
+ENDS_JOB = "an uncaught exception on this rank aborts the job"
 
 
 @dataclass(frozen=True)

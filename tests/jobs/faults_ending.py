@@ -58,7 +58,7 @@ FAULTS = {
         "def bad(): raise ValueError('broken')\n"
         "if rank == 1: threading.Thread(target=bad).start(); time.sleep(60)\n"
         "wait(nt.allreduce(x, MPI.SUM))",
-        ("r1 .*in a thread of this rank .Thread-1 .bad.. ends the job", "ValueError: broken"),
+        ("r1 .*in a thread of this rank .Thread-1 .bad.. aborts the job", "ValueError: broken"),
         status=1,
     ),
     "a forked child that raises, which is no rank": Fault(
@@ -109,7 +109,7 @@ FAULTS = {
     ),
     "exit with an error": Fault(
         "if rank == 1: sys.exit(3)\nwait(nt.allreduce(x, MPI.SUM))",
-        ("r1 .*exit with status 3 on this rank ends the job",),
+        ("r1 .*exit with status 3 on this rank aborts the job",),
         status=3,
         library="Open MPI",  # that of MPICH may give the status of a rank that it has killed
     ),
@@ -126,7 +126,7 @@ FAULTS = {
     **{
         f"{words} with an error": Fault(
             f"if rank == 1: {call}\nwait(nt.allreduce(x, MPI.SUM))",
-            ("r1 .*exit with status 3 on this rank ends the job",),
+            ("r1 .*exit with status 3 on this rank aborts the job",),
             status=3,
             library="Open MPI",
             silent=("has finished",),

@@ -5,7 +5,7 @@
 SAYS = {
     "ends early": r"can never complete: rank {rank} has finished",
     "sleeps": r"rank {rank} is in no operation.*program.py:{line}",
-    "raises": r"r{rank} \| mpi4jax: an uncaught exception on this rank ends the job",
+    "raises": r"r{rank} \| mpi4jax: an uncaught exception on this rank aborts the job",
     "is killed": r"[Kk]illed|signal 9|KILLED|has died",
     "receives what nobody sends": r"rank {rank} is in recv from .*, tag 999.*program.py:{line}",
     "waits for what nobody sends": r"rank {rank} is in wait for irecv from .*, tag 999 .*y:{line}",

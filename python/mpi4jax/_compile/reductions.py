@@ -2,7 +2,7 @@
 
 NCCL reduces integers of 8, 32 and 64 bits and floats, with SUM, PROD, MAX and MIN, where MAX and
 MIN pass over NaN. XLA converts what is reduced before the call and the result after it, so that the
-host need not reduce. What NCCL still leaves to the host is a list in `docs/transports.md`.
+host need not reduce. The page about transports lists the reductions that are left to the host.
 """
 
 from __future__ import annotations

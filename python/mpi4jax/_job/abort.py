@@ -1,14 +1,14 @@
-"""One rank fails, all stop.
+"""If one rank fails, abort the job.
 
-A rank that ends with an exception leaves the others waiting in operations that never end, and
-itself waits for them in ``MPI_Finalize``. So, in a job of several ranks, an uncaught exception
-and ``sys.exit`` with an error end the job, after what Python prints.
+After an exception on one rank, the other ranks would wait in operations that can never complete,
+and this rank would wait for them in ``MPI_Finalize``. So, in a job of several ranks, an uncaught
+exception, and ``sys.exit`` with an error, abort the job, after Python has printed its traceback.
 
-Not touched: exceptions that are caught (by a test runner, say), interactive sessions, jobs of
-one rank, and programs started with ``MPI4JAX_ABORT=0``.
+Caught exceptions (for example, by a test runner), interactive sessions, jobs of one rank, and
+programs with ``MPI4JAX_ABORT=0`` are not affected.
 
-A rank that is interrupted or terminated says in a line where it was, if the program has no use of
-its own for the signal.
+If a rank is interrupted or terminated, it prints where it was, unless the program handles the
+signal.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from mpi4py import MPI
 from . import settings
 from .hints import hint
 
-# A rank that fails has this long to end the job through MPI.
+# A rank that fails has this time to abort the job through MPI.
 _LAST_RESORT = 3.0
-# After an interrupt, the others have this long to say where they are.
+# After an interrupt, the others have this time to print where they are.
 _INTERRUPT_GRACE = 1.0
-# After sys.exit, the other ranks have this long to end by themselves.
+# After sys.exit, the other ranks have this time to end by themselves.
 _EXIT_GRACE = 1.0
 
 _OPT_OUT = "(MPI4JAX_ABORT=0: it does not)"
@@ -56,7 +56,7 @@ def _flush() -> None:
 
 
 def _abort_after(seconds: float, code: int) -> None:
-    """End the job, unless this process has ended by itself after so many seconds."""
+    """Abort the job after ``seconds``, unless this process has ended before."""
 
     def end() -> None:
         time.sleep(seconds)
@@ -86,12 +86,14 @@ def say(words: str) -> None:
 
 
 def _say_exception(where: str, exception: Any) -> None:
-    """In one write: lines of ranks that fail together do not mix, and a launcher that ends the job
-    meanwhile cuts nothing off."""
-    words = f"an uncaught exception {where} ends the job {_OPT_OUT}"
+    """Print the exception in one write.
+
+    So lines of several failing ranks do not mix, and none is lost if the launcher kills the ranks.
+    """
+    words = f"an uncaught exception {where} aborts the job {_OPT_OUT}"
     if exception is not None:
         words += "\n" + "".join(traceback.format_exception(*exception)).rstrip()
-    # Ranks that differ in one call other functions of MPI, where errors say nothing of it.
+    # If settings differ, ranks call different functions of MPI, whose errors do not mention it.
     native = sys.modules.get("mpi4jax._native")
     if native and (difference := native.watch_difference()):
         words += f"\n{difference}"
@@ -102,12 +104,12 @@ def _say_exception(where: str, exception: Any) -> None:
 
 
 def _say_interrupt(trace: TracebackType | None) -> None:
-    """One line: a job that is interrupted has as many as ranks."""
+    """Print one line: each rank of the job prints it."""
     frames = traceback.extract_tb(trace)
     own = [f for f in frames if "/site-packages/" not in f.filename and "<" not in f.filename]
     where = "".join(f" at {f.filename}:{f.lineno} in {f.name}" for f in (own or frames)[-1:])
     _flush()
-    say(f"KeyboardInterrupt{where} ends the job {_OPT_OUT}")
+    say(f"KeyboardInterrupt{where} aborts the job {_OPT_OUT}")
 
 
 def _on_exception(
@@ -174,7 +176,7 @@ def _quit(self: Any, code: Any = None) -> NoReturn:
 
 def _at_exit() -> None:
     if _exit_code and not _interactive():
-        say(f"exit with status {_exit_code} on this rank ends the job {_OPT_OUT}")
+        say(f"exit with status {_exit_code} on this rank aborts the job {_OPT_OUT}")
         _flush()
         # Ranks that end by themselves at the same time lose nothing of what they print.
         _abort_after(_EXIT_GRACE, _exit_code & 0xFF or 1)
@@ -184,17 +186,17 @@ _installed = False
 
 
 def _is_wanted() -> bool:
-    """Also where a setting has a wrong value, which is an error later."""
+    """Also if a setting has a wrong value: the check of the settings raises later."""
     runs = MPI.Is_initialized() and not MPI.Is_finalized()
     asked = settings.get("MPI4JAX_ABORT").lower() not in settings.FALSE
     return runs and MPI.COMM_WORLD.size > 1 and asked
 
 
 def install() -> None:
-    """Make errors of this rank end the job.
+    """Make errors of this rank abort the job.
 
-    Called before all else of the package that may fail: a wrong setting, or a library that one
-    node lacks, leaves the others waiting as any error does.
+    Called before everything else in the package that may fail: after a wrong setting, or without
+    a library on one node, the other ranks would wait, too.
     """
     global _installed, _previous_hook, _previous_thread_hook
     if _installed or not _is_wanted():
@@ -212,7 +214,7 @@ def install() -> None:
 
 
 def complete() -> None:
-    """What :func:`install` cannot do yet. Called when the package has been imported."""
+    """Do what :func:`install` cannot do yet. Called after the package has been imported."""
     if not _installed:
         return
     # At exit, before handlers that wait for other ranks.
@@ -224,7 +226,7 @@ def complete() -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`, but for ``sys.exit``, which does no more than it always did."""
+    """Undo :func:`install`, except for ``sys.exit``, which then works as in Python."""
     if sys.excepthook is _on_exception:
         sys.excepthook = _previous_hook
     if threading.excepthook is _on_thread_exception:

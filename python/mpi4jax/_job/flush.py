@@ -1,4 +1,4 @@
-"""``flush``: wait for all that has been started.
+"""``flush``: wait for all operations that have been started.
 
 JAX's runtime tokens do not cover the operations of a program whose effect is hidden. Three facts
 take their place: programs run in the order in which their thread started them, an array is ready
@@ -89,18 +89,18 @@ def _wait() -> None:
 
 
 def flush() -> None:
-    """Wait until all operations started by this process have ended.
+    """Wait until all operations that this process has started are complete.
 
     JAX runs ahead of Python: when a call returns, its communication may not have begun. Call this
     before you use the same communicator through mpi4py. It is called at exit, before
     ``MPI_Finalize``. ``jax.effects_barrier()`` does the same.
 
-    It waits for what this thread has started, for all arrays of other threads, for threads that
-    have ended, and for each operation that is running. It misses a program of another thread
-    that still waits for its operands and whose results were all dropped.
+    It waits for all operations of this thread and of threads that have ended, for all arrays of
+    other threads, and for each operation that is running. It does not wait for a program of
+    another thread whose operands are not ready yet and whose results were all dropped.
 
     Raises:
-        RuntimeError: called while a function is traced, whose operations have not started.
+        RuntimeError: it is called inside a function that JAX is tracing.
     """
     if not compat.trace_state_clean() and isinstance(last(), jax.core.Tracer):
         raise RuntimeError(
@@ -111,9 +111,9 @@ def flush() -> None:
 
 
 def flush_own() -> None:
-    """:func:`flush`, if this thread may have started operations.
+    """Call :func:`flush`, if this thread may have called operations.
 
-    A thread of JAX's, in a callback, would wait for its own program.
+    In a callback, a thread of JAX would wait for its own program.
     """
     if _may_have_started() and not _finished and compat.trace_state_clean():
         flush()

@@ -1,7 +1,7 @@
-"""Which job a process is of: a name that its ranks share, and no other job has.
+"""Which job a process belongs to: a name that its ranks share, and no other job has.
 
-It is found without messages, since some ranks may import the package late, or never. In doubt, each
-rank takes a name of its own: ranks without a common folder are better than two jobs that share one.
+It is found without messages, because some ranks may import the package late, or never. In doubt,
+each rank takes its own name: ranks without a common directory are better than two jobs with one.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _launched() -> str:
 
 
 def job(size: int) -> str:
-    """A name that the processes of this job, of so many ranks, share."""
+    """A name that the processes of this job share; it has ``size`` ranks."""
     name = _launched()
     if size == 1:
         # Also for a rank without a launcher: one shell may start many.

@@ -62,7 +62,7 @@ RULES: dict[str, Rule] = {
 }
 # Of the build, of this repository's tests, and of other versions of mpi4jax.
 _OTHERS = (
-    "MPI4JAX_BUILD_HEADERS", "MPI4JAX_BUILD_MPI", "MPI4JAX_SIMULATION", "MPI4JAX_TEST_",
+    "MPI4JAX_BUILD_HEADERS", "MPI4JAX_BUILD_MPI", "MPI4JAX_TEST_",
     "MPI4JAX_NO_WARN_JAX_VERSION", "MPI4JAX_USE_SYCL_MPI", "MPI4JAX_USE_HIP_MPI",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""``time_limit``: a time-out for a part of a program."""
+"""``time_limit``: a timeout for a part of a program."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from . import flush
 
 @contextlib.contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """End the job if this rank waits longer for an operation, in a part of the program.
+    """Abort the job if an operation takes longer than ``seconds`` in a part of the program.
 
-    While the ``with`` block runs, an operation of this rank, in whichever thread, that has not
-    ended after so many seconds counts as hung: the job is ended as after ``MPI4JAX_TIMEOUT``, for
-    which this stands in. Of limits within each other the innermost holds. Operations that JAX has
-    started in the block and not ended belong to it: at its end, :func:`flush` waits for them. That
-    is not done after an exception.
+    While the ``with`` block runs, an operation of this rank that takes longer, in any thread,
+    aborts the job. The limit replaces that of ``MPI4JAX_TIMEOUT``. In nested blocks, the innermost
+    limit applies. Operations that JAX has started in the block belong to it: at its end,
+    :func:`flush` waits for them, except after an exception.
 
-    Other ranks need not have the limit, or the same.
+    Other ranks may have another limit, or none.
 
     Args:
-        seconds (float or None): how long an operation may take; None or 0: as long as it likes,
-            whatever ``MPI4JAX_TIMEOUT`` says.
+        seconds (float or None): the time limit of each operation; None or 0: no limit.
 
     Raises:
-        ValueError: ``seconds`` is negative, or no finite number.
-        TypeError: ``seconds`` is no number.
+        ValueError: ``seconds`` is negative or not finite.
+        TypeError: ``seconds`` is not a number.
 
     MPI:
-        Nothing is called. A job that is ended is ended with ``MPI_Abort``.
+        No MPI function is called. The job is aborted with ``MPI_Abort``.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What watches over operations: settings from the environment, and when it starts and ends.
+"""The settings of the watchdog, from the environment, and its start.
 
 ========================  ==========  =============================================================
 Variable                  Default     Meaning
@@ -6,17 +6,17 @@ Variable                  Default     Meaning
 ``MPI4JAX_TIMEOUT``       0           seconds after which an operation counts as hung; 0: never
 ``MPI4JAX_REPORT_AFTER``  30          seconds after which a warning says what is waited for,
                                       then at growing intervals; 0: never
-``MPI4JAX_DEADLOCK_AFTER``  300       seconds after which a job in which no rank goes on is aborted;
+``MPI4JAX_DEADLOCK_AFTER``  300       seconds after which a stuck job is aborted;
                                       0: never
-``MPI4JAX_ON_TIMEOUT``    abort       ``abort`` ends the job where an operation hangs, ``continue``
-                                      only reports
+``MPI4JAX_ON_TIMEOUT``    abort       ``abort``: abort the job if an operation hangs; ``continue``:
+                                      only report it
 ``MPI4JAX_DUMP_DIR``      the         where reports are left; for ranks on several hosts a
                           system's    directory that all of them see
 ``MPI4JAX_CHECK``         samples     1: compare collectives of all ranks, exactly; 0: do not even
                                       compare those of neighbors on a host
 ``MPI4JAX_TRACE``         none        file for a timeline; ``{rank}`` in it is replaced, or the
                                       rank is put before the suffix
-``MPI4JAX_ABORT``         1           0: a failing rank does not end the job
+``MPI4JAX_ABORT``         1           0: a failing rank does not abort the job
 ========================  ==========  =============================================================
 """
 
@@ -122,10 +122,10 @@ def check_settings() -> None:
 
 
 def shared_settings() -> list[tuple[str, str, str]]:
-    """What all ranks must have alike: variable, the meaning that is compared, and the value.
+    """The settings that must be equal on all ranks: variable, meaning to compare, and value.
 
-    Ranks that differ in one would wait for each other for ever. Other differences are legal, or
-    are found where they matter: of ``MPI4JAX_NCCL_MESSAGES``, where NCCL meets the other ranks.
+    If one differs, ranks would deadlock. Other differences are allowed, or are found where they
+    matter: those of ``MPI4JAX_NCCL_MESSAGES`` where NCCL meets the other ranks.
     """
     check = "1" if compares_before() else ""
     transport, _ = _native.transport_choice()

@@ -79,9 +79,7 @@ def _chunks(meta: Json, window: Window | None = None) -> Iterator[tuple[int, str
 def check_library() -> None:
     """Raise an error if TensorStore is missing: when a job starts, not at its first save."""
     if importlib.util.find_spec("tensorstore") is None:
-        raise ModuleNotFoundError(
-            "mpi4jax.checkpoints needs TensorStore: pip install 'mpi4jax[checkpoints]'"
-        )
+        raise ModuleNotFoundError("mpi4jax.checkpoints needs TensorStore: pip install tensorstore")
 
 
 def open_array(path: Path, meta: Json, *, create: bool = False) -> Any:
