@@ -182,6 +182,19 @@ mod _native {
         watch::leave();
     }
 
+    /// A call of this package that is made of mpi4py's calls begins: reports name it where this rank waits in it.
+    #[pyfunction]
+    fn watch_enter(key: &str, words: String) -> PyResult<()> {
+        watch::enter_on(&*comm::lookup(key).map_err(Error::from)?, words);
+        Ok(())
+    }
+
+    /// It has ended.
+    #[pyfunction]
+    fn watch_leave() {
+        watch::leave();
+    }
+
     /// Chooses transports from the environment; libraries are looked for in `directories` first. With some transports this
     /// is collective. Name and reason of what was chosen for arrays on the CPU, and on a GPU.
     #[pyfunction]

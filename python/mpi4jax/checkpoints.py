@@ -22,6 +22,7 @@ from mpi4py import MPI
 
 from ._job.flush import flush
 from ._numerics import store
+from ._numerics.base import as_comm, waits_in
 from ._numerics.layout import Layout, as_layout, part_of
 from ._spmd.mesh import Mesh
 from .grids import Block
@@ -172,7 +173,8 @@ def _on_all(op: str, comm: MPI.Intracomm, f: Callable[[], Any]) -> list[Any]:
         result = f()
     except Exception as error:
         failed, words = error, f"{type(error).__name__}: {error}"
-    found = comm.allgather((result, words))
+    with waits_in(as_comm(op, comm), f"checkpoints.{op}"):
+        found = comm.allgather((result, words))
     if failed is not None:
         raise failed
     for rank, (_, words) in enumerate(found):

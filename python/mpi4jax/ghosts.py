@@ -18,7 +18,14 @@ from mpi4py import MPI
 
 from ._functions.starts import ialltoallv
 from ._job.flush import flush
-from ._numerics.base import CompositeKind, CompositeRequest, Uncopied, as_array, as_comm
+from ._numerics.base import (
+    CompositeKind,
+    CompositeRequest,
+    Uncopied,
+    as_array,
+    as_comm,
+    waits_in,
+)
 from ._op.comm import default_comm
 from .ops.alltoallv import alltoallv
 
@@ -183,10 +190,14 @@ class Plan(Uncopied):
                 f"{type(comm).__name__}: {comm!r}"
             )
         flush()  # operations that have been called on this communicator come first on all ranks
-        rank = self.comm.rank
         known = as_comm("ghosts.Plan", self.comm)
         number = known.cache["plans"] = known.cache.get("plans", 0) + 1
         self._name = f"ghosts.Plan {number}"  # ranks compare the names of leaves
+        with waits_in(known, f"the creation of {self._name}"):
+            self._make(owned_ids, needed_ids)
+
+    def _make(self, owned_ids: Any, needed_ids: Any) -> None:
+        rank = self.comm.rank
         owned, needed = _all_or_none(
             self.comm,
             lambda: (

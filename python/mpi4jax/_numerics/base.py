@@ -17,7 +17,12 @@ from .._jax.compat import (
 )
 from .._op import manual as manual
 from .._op.arguments import from_end as from_end, rank_of as rank_of
-from .._op.comm import Uncopied as Uncopied, as_comm as as_comm, static_int as static_int
+from .._op.comm import (
+    Uncopied as Uncopied,
+    as_comm as as_comm,
+    static_int as static_int,
+    waits_in as waits_in,
+)
 from .._op.packing import as_array as as_array
 from .._op.spec import T as T
 from .._requests.request import (

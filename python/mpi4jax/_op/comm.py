@@ -6,10 +6,12 @@ time, so each communicator and reduction is represented by one object that lives
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
 import threading
+from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
@@ -93,6 +95,19 @@ class Comm(Uncopied):
 
     def __repr__(self) -> str:
         return f"{self.key}[{self.size}]"
+
+
+@contextlib.contextmanager
+def waits_in(comm: Comm, words: str) -> Iterator[None]:
+    """Mark a collective call of this package that is made of calls of mpi4py.
+
+    Reports name it where this rank waits in it.
+    """
+    _native.watch_enter(comm.key, words)
+    try:
+        yield
+    finally:
+        _native.watch_leave()
 
 
 def unmade(op: str, p: dict[str, Any]) -> str | None:

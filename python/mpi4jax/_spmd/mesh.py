@@ -12,10 +12,9 @@ import numpy as np
 from jax.sharding import AxisType
 from mpi4py import MPI
 
-from .. import _native
 from .._jax.named_axes import abstract_mesh
 from .._job.flush import flush
-from .._op.comm import Comm, as_comm
+from .._op.comm import Comm, as_comm, waits_in
 
 _current = threading.local()  # .meshes: those of the `with` statements, the innermost last
 
@@ -128,12 +127,9 @@ class Mesh:
             others = [name for name in self.axis_names if name not in names]
             with jax.ensure_compile_time_eval():  # this may be within a function being traced
                 flush()  # operations on the mesh's communicator come before its Split
-            _native.watch_enter(f"the creation of {self!r}.comm({list(names)!r}) (by all ranks)")
-            try:
+            with waits_in(self._known, f"the creation of {self!r}.comm({list(names)!r})"):
                 color = self.index_along(others)
                 self._comms[names] = self._known.mpi.Split(color, self._known.rank)
-            finally:
-                _native.watch_leave()
         return self._comms[names]  # type: ignore[no-any-return]
 
     def axes_of(self, comm: Comm) -> frozenset[str] | None:
