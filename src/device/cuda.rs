@@ -193,11 +193,15 @@ impl Driver {
         Ok(Event { driver: self, handle })
     }
 
-    /// For a thread that queries events: its queries would end the capture of a graph by another thread.
-    pub fn allow_queries_during_capture(&self) {
+    /// Calls a function that queries events: without this, its queries could end the capture of a graph by another thread.
+    pub fn query<T>(&self, events: impl FnOnce() -> T) -> T {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: a place to read from and to write to. If it fails, a capture may end.
-        unsafe { cuda_code!(self, cuThreadExchangeStreamCaptureMode(&mut mode)) };
+        let exchange = |mode| unsafe { cuda_code!(self, cuThreadExchangeStreamCaptureMode(mode)) };
+        exchange(&mut mode);
+        let answer = events();
+        exchange(&mut mode);
+        answer
     }
 }
 

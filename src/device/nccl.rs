@@ -45,18 +45,26 @@ macro_rules! nccl {
 
 pub(crate) use {nccl, nccl_code};
 
+/// A version, which NCCL gives as a number, in digits with dots.
+pub fn version_name(version: c_int) -> String {
+    format!("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100)
+}
+
 impl Library {
     fn start() -> Result<Self, String> {
         let library = Self::load(LIBRARY)?;
-        let (path, mut version) = (&library.path, 0);
-        // SAFETY: a place to write to.
-        unsafe { nccl!(library, ncclGetVersion(&mut version)) }
-            .map_err(|cause| format!("{path}: {cause}"))?;
+        let path = &library.path;
+        let version = library.version().map_err(|cause| format!("{path}: {cause}"))?;
         if version < OLDEST {
-            let found = format!("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
-            return Err(LIBRARY.too_old(path, &found));
+            return Err(LIBRARY.too_old(path, &version_name(version)));
         }
         Ok(library)
+    }
+
+    pub fn version(&self) -> Result<c_int, Cause> {
+        let mut version = 0;
+        // SAFETY: a place to write to.
+        unsafe { nccl!(self, ncclGetVersion(&mut version)) }.map(|()| version)
     }
 
     /// An error of NCCL as one of ours, with the line that it logged last, which may be about something else.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::host_mpi::HostMpi;
-use super::mpi::{has_lengths, is_cuda_aware, is_ours, probe_device_pointers};
+use super::mpi::{has_lengths, is_ours, probe_device_pointers};
 use super::staged_mpi::Staged;
 use super::{Base, Descriptor, Transport, Unfinished};
 use crate::call::Call;
@@ -20,7 +20,6 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
     use_cuda_mpi: Some(true),
     probe: |_| probe_device_pointers(),
     start: |_| Ok(CudaAwareMpi::new(DESCRIPTOR.name, HostMpi::default())?.into()),
-    suits: Some(|| Ok(is_cuda_aware())),
     ..Descriptor::DEFAULT
 };
 

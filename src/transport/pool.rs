@@ -1,15 +1,34 @@
 //! Pools of staging memory of the host, which calls use again.
 
 use std::mem::ManuallyDrop;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use super::TARGET;
 use crate::device::{Device, Staging};
 use crate::error::Cause;
 use crate::sync::lock;
+use crate::system::variable;
 
-/// The most bytes that a pool keeps for later calls.
-const KEEP: usize = 512 << 20;
+const KEEP_MIB: &str = "MPI4JAX_STAGING_MIB";
+/// The most that a pool keeps for later calls, in MiB, where the environment does not say.
+const DEFAULT_MIB: usize = 512;
+
+static KEEP: OnceLock<usize> = OnceLock::new();
+
+/// The most bytes that a pool keeps, by the environment's setting.
+fn keep_by(setting: &str) -> Result<usize, Cause> {
+    let mib = if setting.is_empty() { Some(DEFAULT_MIB) } else { setting.parse().ok() };
+    mib.and_then(|mib| mib.checked_mul(1 << 20)).ok_or_else(|| Cause::Setting {
+        message: format!("{KEEP_MIB}={setting} is not understood: expected a number of MiB"),
+    })
+}
+
+/// Reads the environment, once.
+pub fn read_setting() -> Result<(), Cause> {
+    let keep = keep_by(&variable(KEEP_MIB).unwrap_or_default())?;
+    KEEP.get_or_init(|| keep);
+    Ok(())
+}
 
 /// The capacity of a new buffer: up to a quarter more than asked for, so that calls of similar sizes share buffers, and at
 /// least one byte, because the address of an empty allocation may equal `MPI_IN_PLACE`.
@@ -38,7 +57,7 @@ struct Buffers {
 
 impl Pool {
     pub fn new(device: Device) -> Self {
-        Self { device, keep: KEEP, state: Mutex::default() }
+        Self { device, keep: *KEEP.get_or_init(|| DEFAULT_MIB << 20), state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, Buffers> {
@@ -108,6 +127,14 @@ mod tests {
 
     fn kept(pool: &Pool) -> Vec<usize> {
         pool.state().free.iter().map(Staging::capacity).collect()
+    }
+
+    #[test]
+    fn the_setting_is_a_number_of_mib() {
+        assert_eq!(["", "0", "3"].map(|it| keep_by(it).unwrap()), [512 << 20, 0, 3 << 20]);
+        for wrong in ["-1", "1GB", "99999999999999999"] {
+            assert!(keep_by(wrong).unwrap_err().to_string().contains(wrong));
+        }
     }
 
     #[test]

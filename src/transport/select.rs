@@ -344,7 +344,7 @@ mod tests {
         let setting = Setting::parse(Some("auto"), None).unwrap();
         let candidates = Descriptor::ALL.iter().rev().filter(|it| it.suits.is_some());
         let candidates: Vec<_> = candidates.copied().collect();
-        assert_eq!(candidates.iter().map(|it| it.name).collect::<Vec<_>>(), ["nccl", "cuda-mpi"]);
+        assert_eq!(candidates.iter().map(|it| it.name).collect::<Vec<_>>(), ["nccl"]);
         for best in candidates {
             assert_eq!(setting.choose(Platform::Cuda, Some(best)).0, best);
             assert_eq!(setting.choose(Platform::Cpu, Some(best)).0.name, "mpi");

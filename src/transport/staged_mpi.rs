@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::host_mpi::HostMpi;
-use super::pool::Pool;
+use super::pool::{self, Pool};
 use super::{Base, Descriptor, Transport, Unfinished};
 use crate::call::{Call, Stream};
 use crate::comm::Comm;
@@ -16,6 +16,7 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "staged",
     default_on: Some(Platform::Cuda),
     use_cuda_mpi: Some(false),
+    settings: |_| pool::read_setting().map(|()| None),
     probe: |platform| if platform == Platform::Cuda { device::support() } else { Ok(()) },
     start: |platform| {
         let device = match platform {

@@ -27,6 +27,14 @@ def test_what_never_ends_on_the_gpu_is_reported(python, fakes):
     fails(result, words, "allreduce #3")
 
 
+def test_what_the_gpu_does_before_an_operation_is_no_time_of_it(python, fakes):
+    """The host has put the operation on the stream; the GPU comes to it after the time limit."""
+    code = ALLREDUCE + "import time; time.sleep(5); print('healthy')"
+    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_TIMEOUT": 2, "FAKE_CUDA_BUSY": 4}
+    result = python(code, env)
+    assert "healthy" in result.stdout, result.stderr
+
+
 @pytest.mark.parametrize(
     ("transport", "function"), [("staged", "cuStreamSynchronize"), ("nccl", "cuEventRecord")]
 )

@@ -12,7 +12,7 @@ def test_nccl_never_waits_on_the_host(python, fakes, tmp_path):
     logs = {"FAKE_CUDA_LOG": cuda, "FAKE_NCCL_LOG": nccl}
     result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "nccl", **logs})
     assert result.returncode == 0, result.stderr
-    assert cuda.read_text() == "copies 0 waits 0 allocations 0 events 1 copied 0\n"
+    assert cuda.read_text() == "copies 0 waits 0 allocations 0 events 2 copied 0\n"
     assert nccl.read_text() == "operations 3 groups 3\ncommunicators 0\n"
 
 
@@ -40,7 +40,7 @@ def test_a_halo_exchange_never_leaves_the_device(mpirun, fakes, tmp_path, ranks)
     logs = {"FAKE_CUDA_LOG": str(cuda), "FAKE_NCCL_LOG": str(nccl)}
     result = mpirun(ranks, "-c", HALO, env={**fakes, "MPI4JAX_TRANSPORT": "nccl", **logs})
     assert result.returncode == 0, result.stderr
-    nothing = "copies 0 waits 0 allocations 0 events 1 copied 0\n"
+    nothing = "copies 0 waits 0 allocations 0 events 2 copied 0\n"
     assert cuda.read_text() == ranks * nothing
     # Also before the transposed one there is one.
     three_exchanges = f"operations {3 * 2 * ranks} groups 3\ncommunicators 0\n"
@@ -135,6 +135,14 @@ MPI.COMM_WORLD.Barrier()
         (
             "os.environ['FAKE_NCCL_BROKEN'] = str(rank)",
             ["ncclCommInitRank returned error code 2", "another rank could not make it"],
+        ),
+        (
+            "os.environ['FAKE_NCCL_BROKEN'] = str(rank); os.environ['FAKE_CUDA_SHARED'] = '1'",
+            ["could not make it (ranks 0 and 1 compute on one GPU)"],
+        ),
+        (
+            "os.environ['FAKE_NCCL_VERSION'] = str(22800 + rank)",
+            ["rank 0 has NCCL 2.28.0, rank 1 has NCCL 2.28.1"],
         ),
         (
             "os.environ['FAKE_NCCL_NAMELESS'] = '1'",

@@ -31,6 +31,7 @@ def test_default(python):
             ["contradicts", "cuda-mpi", "mpi, staged, cuda-mpi, nccl, ucx, auto"],
         ),
         ({"MPI4JAX_TRANSPORT": "cuda-mpi", "MPI4JAX_USE_CUDA_MPI": "0"}, ["contradicts", "staged"]),
+        ({"MPI4JAX_STAGING_MIB": "1GB"}, ["MPI4JAX_STAGING_MIB=1GB", "a number of MiB"]),
         ({"MPI4JAX_NCCL_MESSAGES": "fast"}, ["MPI4JAX_NCCL_MESSAGES=fast", "nccl, staged"]),
     ],
 )
@@ -68,10 +69,7 @@ def test_auto(mpirun, fakes, settings, chosen):
     """NCCL where each of the two ranks has a GPU of its own."""
     code = "import mpi4jax; print(mpi4jax.transport_info().gpu)"
     result = mpirun(2, "-c", code, env={**fakes, "MPI4JAX_TRANSPORT": "auto", **settings})
-    # A CUDA-aware MPI comes before staging.
-    answers = {chosen, "cuda-mpi"} if chosen == "staged" else {chosen}
-    (answer,) = set(result.stdout.split())
-    assert answer in answers
+    assert result.stdout.split() == [chosen] * 2, result.stderr
 
 
 def test_cuda_mpi_without_support_names_the_others(python, fakes):
@@ -99,3 +97,24 @@ print(jax.local_device_count())
 """
     result = python(code, {})
     assert result.stdout == "3\n", result.stderr
+
+
+IN_ANOTHER_ORDER = """
+import jax, jax.numpy as jnp, mpi4jax
+from mpi4py import MPI
+from mpi4jax import notoken as nt
+a, b = MPI.COMM_WORLD.Clone(), MPI.COMM_WORLD.Clone()
+for comm in (a, b):
+    nt.allreduce(jnp.ones(1), comm=comm)
+order = [a, b] if MPI.COMM_WORLD.rank == 0 else [b, a]
+started = lambda x: [mpi4jax.iallreduce(x, comm=comm) for comm in order]
+f = jax.jit(lambda x: [mpi4jax.wait(request) for request in started(x)])
+print([float(y[0]) for y in f(jnp.ones(3))], mpi4jax.transport_info().gpu)
+"""
+
+
+def test_auto_carries_what_mpi_carries(mpirun, fakes):
+    """Ranks may start operations on two communicators in different orders."""
+    env = {**fakes, "MPI4JAX_TRANSPORT": "auto", "MPI4JAX_TIMEOUT": "20"}
+    result = mpirun(2, "-c", IN_ANOTHER_ORDER, env=env)
+    assert result.stdout == "[2.0, 2.0] nccl\n" * 2, result.stdout + result.stderr

@@ -13,6 +13,25 @@ def test_staging_memory_is_used_again(python, fakes, tmp_path):
     assert "allocations 2 events 0 " in log.read_text()
 
 
+LARGE = """
+import jax.numpy as jnp
+from mpi4jax import notoken as nt
+x = jnp.ones(1 << 18)
+for _ in range(5):
+    x = nt.allgather(x)[0]
+"""
+
+
+@pytest.mark.parametrize(("mib", "allocations"), [("2", 2), ("1", 6)])
+def test_the_memory_that_is_kept_is_a_setting(python, fakes, tmp_path, mib, allocations):
+    """An operand and a result of 1 MiB each: with less room, one of them is allocated anew."""
+    log = tmp_path / "cuda.log"
+    settings = {"MPI4JAX_TRANSPORT": "staged", "FAKE_CUDA_LOG": log, "MPI4JAX_STAGING_MIB": mib}
+    result = python(LARGE, {**fakes, **settings})
+    assert result.returncode == 0, result.stderr
+    assert f" allocations {allocations} " in log.read_text()
+
+
 def test_a_barrier_waits_for_the_stream(python, fakes, tmp_path):
     log = tmp_path / "cuda.log"
     code = "from mpi4jax import notoken as nt; nt.barrier(); nt.barrier()"

@@ -55,6 +55,7 @@ RULES: dict[str, Rule] = {
     "MPI4JAX_ON_TIMEOUT": _one_of("abort", "continue"),
     "MPI4JAX_PROGRESS": _anything,
     "MPI4JAX_REPORT_AFTER": _seconds("0 for no lines"),
+    "MPI4JAX_STAGING_MIB": _anything,
     "MPI4JAX_TIMEOUT": _seconds("0 for no timeout"),
     "MPI4JAX_TRACE": _anything,
     "MPI4JAX_TRANSPORT": _anything,

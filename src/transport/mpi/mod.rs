@@ -33,11 +33,6 @@ use crate::error::Cause;
 use crate::mpilib::{check, cuda_support, in_place};
 use crate::ops::{Buffer, Dtype, Ints, Op, Private};
 
-/// Whether the MPI library says that it takes pointers to the memory of a GPU.
-pub fn is_cuda_aware() -> bool {
-    device::is_reached_from_cpu() || cuda_support() == Some(true)
-}
-
 /// Whether the MPI library may take such pointers. One that cannot say is trusted, as the user has named it.
 pub fn probe_device_pointers() -> Result<(), String> {
     device::support()?;

@@ -1,5 +1,6 @@
 //! NCCL communicators, one for each MPI communicator that has been used on a GPU.
 
+use std::collections::VecDeque;
 use std::ffi::c_char;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
@@ -18,6 +19,8 @@ use crate::sync::lock;
 pub struct Gpu {
     pub driver: &'static Driver,
     pub library: &'static Library,
+    /// The number of the device among those that are visible.
+    pub device: i32,
     pub context: Context,
     /// One integer, which barriers reduce.
     pub scratch: Pointer,
@@ -30,21 +33,29 @@ impl Gpu {
         let context = driver.primary_context(device)?;
         // SAFETY: the context exists.
         let _entered = unsafe { driver.enter(context)? };
-        Ok(Self { driver, library, context, scratch: driver.allocate(size_of::<i32>())? })
+        Ok(Self { driver, library, device, context, scratch: driver.allocate(size_of::<i32>())? })
     }
 
-    /// Creates what a communicator needs on this rank before the ranks connect: an event, and on rank 0 the unique id.
-    fn prepare(&self, comm: &Comm) -> Result<(Event, Option<UniqueId>), Cause> {
+    /// Two events, before and after an operation.
+    fn events(&self) -> Result<[Event; 2], Cause> {
         // SAFETY: the context exists.
         let _entered = unsafe { self.driver.enter(self.context)? };
-        let event = self.driver.event()?;
+        Ok([self.driver.event()?, self.driver.event()?])
+    }
+
+    /// Creates what a communicator needs on this rank before the ranks connect: events, and what the ranks tell each other.
+    fn prepare(&self, comm: &Comm) -> Result<([Event; 2], Introduction), Cause> {
+        let events = self.events()?;
+        // SAFETY: the context exists.
+        let _entered = unsafe { self.driver.enter(self.context)? };
         let mut id = None;
         if comm.rank == 0 {
             let id = id.insert(UniqueId { internal: [0; 128] });
             // SAFETY: a place to write to.
             unsafe { nccl!(self.library, ncclGetUniqueId(id))? };
         }
-        Ok((event, id))
+        let (version, uuid) = (self.library.version()?, self.driver.uuid(self.device)?);
+        Ok((events, Introduction { version, uuid, id }))
     }
 }
 
@@ -58,33 +69,111 @@ unsafe impl Sync for Gpu {}
 pub struct Communicator {
     pub gpu: Gpu,
     pub handle: nccl::Handle,
-    last: Mutex<Last>,
+    pending: Mutex<Pending>,
 }
 
-/// The operation that was put on a stream last.
+/// The operations that were put on streams and were not seen to complete, oldest first. They complete in this order.
 #[derive(Debug)]
-pub struct Last {
-    /// `None` before the first one.
-    pub op: Option<Op>,
-    pub number: u64,
-    pub since: Instant,
-    pub end: Event,
+pub struct Pending {
+    operations: VecDeque<Enqueued>,
+    /// Pairs of events of completed operations, for later ones.
+    spare: Vec<[Event; 2]>,
+    /// The operation that was put on a stream last, which may have completed, and its number.
+    pub last: Option<(Op, u64)>,
 }
 
-// SAFETY: the handle is used under the lock of `last`, but for questions that NCCL answers to any thread.
+/// An operation that was put on a stream.
+#[derive(Debug)]
+struct Enqueued {
+    op: Op,
+    number: u64,
+    /// Recorded before it and after it.
+    events: [Event; 2],
+    /// When the first event was seen to be reached: what the stream does before is not counted as time of the operation.
+    begun: Option<Instant>,
+}
+
+impl Pending {
+    /// Forgets the operations that have completed. If the GPU has begun the oldest of the others, returns its name, its number
+    /// and when that was first seen.
+    pub fn oldest(&mut self, driver: &Driver) -> Option<(Op, u64, Instant)> {
+        driver.query(|| {
+            while self.operations.front().is_some_and(|it| it.events[1].is_reached()) {
+                self.spare.extend(self.operations.pop_front().map(|it| it.events));
+            }
+            let oldest = self.operations.front_mut()?;
+            if oldest.begun.is_none() && oldest.events[0].is_reached() {
+                oldest.begun = Some(Instant::now());
+            }
+            Some((oldest.op, oldest.number, oldest.begun?))
+        })
+    }
+
+    /// Two events for the next operation.
+    pub fn events(&mut self, gpu: &Gpu) -> Result<[Event; 2], Cause> {
+        self.oldest(gpu.driver);
+        self.spare.pop().map_or_else(|| gpu.events(), Ok)
+    }
+
+    /// Adds an operation between two events that have been recorded.
+    pub fn add(&mut self, op: Op, number: u64, events: [Event; 2]) {
+        self.operations.push_back(Enqueued { op, number, events, begun: None });
+        self.last = Some((op, number));
+    }
+}
+
+/// What a rank tells the others before they connect.
+#[derive(Debug)]
+struct Introduction {
+    /// The version of NCCL, as NCCL numbers it, and the UUID of the GPU.
+    version: i32,
+    uuid: [u8; 16],
+    /// On rank 0, the name under which they connect.
+    id: Option<UniqueId>,
+}
+
+impl Introduction {
+    fn to_bytes(&self) -> Vec<u8> {
+        let id = self.id.iter().flat_map(|id| id.internal.map(|byte| byte as u8));
+        self.version.to_ne_bytes().into_iter().chain(self.uuid).chain(id).collect()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (version, rest) = bytes.split_first_chunk()?;
+        let (uuid, id) = rest.split_first_chunk()?;
+        let id = id.first_chunk().map(|id| UniqueId { internal: id.map(|byte: u8| byte as c_char) });
+        Some(Self { version: i32::from_ne_bytes(*version), uuid: *uuid, id })
+    }
+}
+
+/// Why ranks cannot connect, or are unlikely to.
+fn why_not(all: &[Introduction]) -> Option<String> {
+    for (rank, it) in all.iter().enumerate() {
+        if it.version != all[0].version {
+            let [first, other] = [all[0].version, it.version].map(nccl::version_name);
+            return Some(format!("rank 0 has NCCL {first}, rank {rank} has NCCL {other}"));
+        }
+        if let Some(earlier) = all[..rank].iter().position(|earlier| earlier.uuid == it.uuid) {
+            return Some(format!("ranks {earlier} and {rank} compute on one GPU"));
+        }
+    }
+    None
+}
+
+// SAFETY: the handle is used under the lock of `pending`, but for questions that NCCL answers to any thread.
 unsafe impl Send for Communicator {}
 // SAFETY: as above.
 unsafe impl Sync for Communicator {}
 
 impl Communicator {
     /// The lock that is held while work is put on a stream.
-    pub fn lock(&self) -> MutexGuard<'_, Last> {
-        lock(&self.last)
+    pub fn lock(&self) -> MutexGuard<'_, Pending> {
+        lock(&self.pending)
     }
 
     /// As [`lock`](Self::lock), but `None` where another thread holds it.
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, Last>> {
-        self.last.try_lock().ok()
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, Pending>> {
+        self.pending.try_lock().ok()
     }
 
     /// An asynchronous error, if NCCL has detected one since the last call.
@@ -105,8 +194,8 @@ impl Communicator {
     ) -> Result<Result<Self, String>, Cause> {
         let group = Group::Of(comm);
         let ours = gpu.and_then(|gpu| {
-            let (event, id) = gpu.prepare(comm).map_err(|cause| cause.to_string())?;
-            Ok((gpu, event, id))
+            let (events, ours) = gpu.prepare(comm).map_err(|cause| cause.to_string())?;
+            Ok((gpu, events, ours))
         });
         let our_bits = u64::from(ours.is_ok()) | 1 << (1 + messages as u32);
         let all_bits = group.common_bits(our_bits)?;
@@ -114,16 +203,19 @@ impl Communicator {
             let here = messages.name();
             return Ok(Err(format!("{MESSAGES} differs between ranks, here it is {here}")));
         }
-        let (gpu, event, id) = match ours {
+        let (gpu, events, ours) = match ours {
             Ok(_) if all_bits & 1 == 0 => return Ok(Err("another rank has no NCCL or no GPU".into())),
             Ok(ours) => ours,
             Err(reason) => return Ok(Err(reason)),
         };
-        let name = id.map(|id| id.internal.map(|byte| byte as u8));
-        let all = group.all_bytes(name.as_ref().map_or(&[], |name| name.as_slice()))?;
-        let mut id = UniqueId { internal: [0; 128] };
-        for (to, from) in id.internal.iter_mut().zip(&all[0]) {
-            *to = *from as c_char;
+        let all = group.all_bytes(&ours.to_bytes())?;
+        let all: Option<Vec<_>> = all.iter().map(|bytes| Introduction::from_bytes(bytes)).collect();
+        let Some((all, id)) = all.and_then(|all| all.first()?.id.map(|id| (all, id))) else {
+            return Ok(Err("rank 0 has given NCCL no name".into()));
+        };
+        let reason = why_not(&all);
+        if let Some(reason) = reason.as_ref().filter(|_| all.iter().any(|it| it.version != all[0].version)) {
+            return Ok(Err(reason.clone()));
         }
         // A rank that fails closes its connections, on which the others wait, so that they fail too. Then all
         // know, and none uses it.
@@ -134,15 +226,16 @@ impl Communicator {
             nccl!(gpu.library, ncclCommInitRank(&mut handle, comm.size, id, comm.rank))
         };
         if group.common_bits(u64::from(made.is_ok()))? == 1 {
-            let last = Last { op: None, number: 0, since: Instant::now(), end: event };
-            return Ok(Ok(Self { gpu, handle, last: Mutex::new(last) }));
+            let pending = Pending { operations: VecDeque::new(), spare: vec![events], last: None };
+            return Ok(Ok(Self { gpu, handle, pending: Mutex::new(pending) }));
         }
+        let why = reason.map_or_else(String::new, |reason| format!(" ({reason})"));
         Ok(Err(match made {
-            Err(cause) => cause.to_string(),
+            Err(cause) => format!("{cause}{why}"),
             Ok(()) => {
                 // SAFETY: only this rank has made it, and aborting waits for no other rank.
                 unsafe { nccl_code!(gpu.library, ncclCommAbort(handle)) };
-                "another rank could not make it".into()
+                format!("another rank could not make it{why}")
             }
         }))
     }

@@ -25,6 +25,12 @@ pub enum MessagePath {
 }
 
 static SETTING: OnceLock<MessagePath> = OnceLock::new();
+static IS_AUTO: OnceLock<bool> = OnceLock::new();
+
+/// Whether `auto` has chosen NCCL, so that it must refuse nothing that `staged` carries.
+pub fn is_auto() -> bool {
+    IS_AUTO.get().copied().unwrap_or(false)
+}
 
 impl MessagePath {
     /// The path that a setting names; an empty one means `default`.
@@ -41,6 +47,7 @@ impl MessagePath {
 
     /// Reads the environment, once. A program that runs with other transports runs with the one that `auto` takes.
     pub fn read(is_auto: bool) -> Result<Self, Cause> {
+        IS_AUTO.get_or_init(|| is_auto);
         let setting = variable(MESSAGES).unwrap_or_default();
         let messages = Self::parse(&setting, if is_auto { Self::Staged } else { Self::Nccl })?;
         Ok(*SETTING.get_or_init(|| messages))

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use self::communicator::{Communicator, Gpu};
 pub use self::messages::MessagePath;
-use self::messages::TAG;
+use self::messages::{TAG, is_auto};
 use super::host_mpi::HostMpi;
 use super::message::{Arrived, write_status};
 use super::staged_mpi::StagedMpi;
@@ -76,7 +76,7 @@ unsafe impl Sync for OwnStream {}
 /// The attachment of an MPI communicator: the NCCL communicator of the same ranks, or why there is none.
 type Connected = Result<Communicator, String>;
 
-/// An operation that was put on a stream and has not ended: the last one of its communicator.
+/// An operation that the GPU has begun and not completed: the oldest one of its communicator.
 #[derive(Debug)]
 pub struct Unfinished {
     /// Its number among the operations that this process has put on streams.
@@ -143,7 +143,7 @@ impl Nccl {
         let no_communicator =
             |reason: &String| Cause::NoCommunicator { key: comm.key.clone(), reason: reason.clone() };
         let communicator = connected.as_ref().as_ref().map_err(no_communicator)?;
-        let mut last = communicator.lock();
+        let mut pending = communicator.lock();
         if self.driver.context_of(call.stream)? != communicator.gpu.context {
             return Err(Cause::Unsupported {
                 feature: "an array on this device".into(),
@@ -156,15 +156,16 @@ impl Nccl {
         if let Some(own) = own.filter(|own| own.stream != call.stream) {
             own.end.hold(call.stream)?;
         }
+        let events = pending.events(&communicator.gpu)?;
+        events[0].record(call.stream)?;
         // NCCL may wait for other ranks here, for which other threads with other communicators may be needed.
         operations::put(call, communicator)?;
         if let Some(own) = own.filter(|own| own.stream == call.stream) {
             own.end.record(own.stream)?;
         }
         self.message_arrives(call)?;
-        last.end.record(call.stream)?;
-        (last.op, last.number) = (Some(call.site.op), CALLS.fetch_add(1, Ordering::Relaxed));
-        last.since = Instant::now();
+        events[1].record(call.stream)?;
+        pending.add(call.site.op, CALLS.fetch_add(1, Ordering::Relaxed), events);
         Ok(())
     }
 
@@ -188,8 +189,11 @@ impl Nccl {
     }
 
     /// The stream for non-blocking operations, if NCCL carries this one; created by the first.
+    ///
+    /// The operations of all communicators share it, in the order in which each rank starts them. MPI lets ranks start those of
+    /// two communicators in different orders, so under `auto` they go through MPI.
     fn stream_for(&self, call: &Call) -> Result<Option<Stream>, Cause> {
-        if call.site.op.row().has_peer || !self.messages.carries(call)? {
+        if is_auto() || call.site.op.row().has_peer || !self.messages.carries(call)? {
             return Ok(None);
         }
         if let Some(own) = self.own.get() {
@@ -240,16 +244,16 @@ impl Transport for Nccl {
     fn unfinished(&self) -> Vec<Unfinished> {
         let unfinished = |comm: &Arc<Comm>, connected: &Connected| {
             let communicator = connected.as_ref().ok()?;
-            let last = communicator.try_lock()?;
-            let op = last.op?;
+            let mut pending = communicator.try_lock()?;
             let failure = communicator.failure().err().map(|cause| cause.to_string());
-            if failure.is_none() && last.end.is_reached() {
-                return None;
-            }
-            let (number, seconds) = (last.number, last.since.elapsed().as_secs_f64());
+            let last = || pending.last.map(|(op, number)| (op, number, Instant::now()));
+            let (op, number, begun) = match &failure {
+                Some(_) => last()?,
+                None => pending.oldest(self.driver)?,
+            };
+            let seconds = begun.elapsed().as_secs_f64();
             Some(Unfinished { number, op, comm: comm.clone(), seconds, failure })
         };
-        self.driver.allow_queries_during_capture();
         let live = comm::live();
         live.iter().filter_map(|comm| comm.look_at(|connected| unfinished(comm, connected))?).collect()
     }

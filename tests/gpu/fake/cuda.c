@@ -3,13 +3,15 @@
  * Copies wait in a queue, as on a stream, until somebody waits for them: for an event, for the stream, or
  * for the end of a call, which is where its context is popped. So a transport that reads before it has
  * waited reads rubbish. FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_BROKEN (cuInit fails),
- * FAKE_CUDA_SHARED (all processes see one GPU), FAKE_CUDA_STREAM_DEVICE (where streams are), FAKE_CUDA_STUCK (no
- * event is ever reached), FAKE_CUDA_LOST (streams fail) and FAKE_CUDA_FULL (there is no memory) set the scene;
+ * FAKE_CUDA_SHARED (all processes see one GPU), FAKE_CUDA_STREAM_DEVICE (where streams are), FAKE_CUDA_STUCK (the
+ * first operation never ends), FAKE_CUDA_BUSY (the GPU comes to a call n seconds after it), FAKE_CUDA_LOST (streams fail)
+ * and FAKE_CUDA_FULL (there is no memory) set the scene;
  * FAKE_CUDA_LOG names a file to which the numbers of calls are written at exit, and the bytes copied from and to the host. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 /* With nothing to copy from, words of a value are written; with nothing to copy to, memory is freed. */
@@ -149,18 +151,33 @@ int cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void *stream) {
         __atomic_add_fetch(&copied, bytes, __ATOMIC_RELAXED);
     return add(copy);
 }
-/* An event is how far its thread's queue has to be done. */
+/* An event is how far its thread's queue has to be done, when it was recorded, whether it is the second of a pair (before an
+ * operation and after it), and whether it is recorded after an operation that never ends. */
+typedef struct { size_t until; time_t at; int is_after, is_stuck; } Event;
 int cuEventCreate(void **event, unsigned flags) {
-    __atomic_add_fetch(&events, 1, __ATOMIC_RELAXED);
-    *event = calloc(1, sizeof(size_t));
+    Event *new = calloc(1, sizeof *new);
+    new->is_after = __atomic_add_fetch(&events, 1, __ATOMIC_RELAXED) % 2 == 0;
+    *event = new;
     return 0;
 }
-int cuEventRecord(void *event, void *stream) { *(size_t *)event = queued; return number("FAKE_CUDA_LOST", 0) ? 700 : 0; }
+int cuEventRecord(void *handle, void *stream) {
+    static int stuck;
+    Event *event = handle;
+    event->until = queued;
+    event->at = time(NULL);
+    if (event->is_after && number("FAKE_CUDA_STUCK", 0))
+        stuck = 1;
+    event->is_stuck = stuck;
+    return number("FAKE_CUDA_LOST", 0) ? 700 : 0;
+}
 /* All streams of a thread have one queue: what another one waits for is done at once. */
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
-    size_t until = *(size_t *)event;
+    size_t until = ((Event *)event)->until;
     drain(until < queued ? until : queued);
     return 0;
 }
-int cuEventQuery(void *event) { return number("FAKE_CUDA_STUCK", 0) ? 600 : 0; }
+int cuEventQuery(void *handle) {
+    Event *event = handle;
+    return event->is_stuck || time(NULL) < event->at + number("FAKE_CUDA_BUSY", 0) ? 600 : 0;
+}
 int cuEventDestroy_v2(void *event) { free(event); return 0; }
