@@ -120,6 +120,8 @@ struct Observer {
     begun: u64,
     /// Waits that were too long and have been reported.
     late: HashSet<WaitId>,
+    /// When a rank was last seen stopped, or traced, while a wait was too long.
+    halted_at: f64,
 }
 
 impl Observer {
@@ -137,6 +139,7 @@ impl Observer {
             heard_at: f64::NEG_INFINITY,
             begun: 0,
             late: HashSet::new(),
+            halted_at: f64::NEG_INFINITY,
         }
     }
 
@@ -406,6 +409,12 @@ impl Observer {
             return;
         };
         if read::is_halted() {
+            self.halted_at = self.clock;
+            return;
+        }
+        // The limit counts anew from when the last rank goes on.
+        let limit = self.limit().seconds;
+        if limit.is_finite() && self.clock - self.halted_at < limit {
             return;
         }
         self.late.insert(wait.id);

@@ -35,7 +35,7 @@ PROGRAMS = {
     """,
     # Rank 0 has not waited for them, so they have what all ranks have.
     "two import late and use it": """
-        time.sleep(7 if rank > 0 else 0)
+        time.sleep(14 if rank > 0 else 0)
         import mpi4jax, numpy as np
         from mpi4jax import notoken
         if rank > 0:
