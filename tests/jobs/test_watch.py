@@ -145,20 +145,20 @@ nt.allreduce(x).block_until_ready()
 
 
 def test_what_a_killed_rank_did_last_is_read_from_the_board(mpirun, tmp_path, capsys):
-    (tmp_path / "program.py").write_text(KILLED)
+    (tmp_path / "killed_by_itself.py").write_text(KILLED)
     env = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path)}
-    result = mpirun(2, tmp_path / "program.py", env=env)
+    result = mpirun(2, tmp_path / "killed_by_itself.py", env=env)
     assert result.returncode != 0
     (board,) = {
         path
         for path in report._native.board_place().iterdir()
-        if "program.py" in path.read_bytes().decode(errors="replace")
-        and path.stat().st_mtime > (tmp_path / "program.py").stat().st_mtime
+        if "killed_by_itself.py" in path.read_bytes().decode(errors="replace")
+        and path.stat().st_mtime > (tmp_path / "killed_by_itself.py").stat().st_mtime
     }
     dumps, wrong = report.load(board)
     assert wrong == []
     last = dumps[1]["records"][-1]
-    assert last["text"].startswith("allreduce #3 (MAX, 3 x float32) on mpi4jax.default, program")
+    assert last["text"].startswith("allreduce #3 (MAX, 3 x float32) on mpi4jax.default, killed")
     assert "has died; the last one was allreduce #3" in dumps[1]["state"]
     assert "rank 1 never called the collective of rank 0" in report.report(dumps)
     board.unlink()

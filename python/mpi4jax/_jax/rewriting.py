@@ -277,7 +277,9 @@ class Rewriter:
         dtypes = {v.aval.dtype for v in eqn.invars} if communicates is not None else ()
         if communicates is None or len(dtypes) != 1:
             return None
-        kind = eqn.primitive, *dtypes, *eqn.params.items()
+        # The axes of a reduction have no order. Ranks may take them from a set, in any order.
+        params = ((k, frozenset(v) if k == "axes" else v) for k, v in eqn.params.items())
+        kind = eqn.primitive, *dtypes, *params
         try:
             hash(kind)
         except TypeError:
