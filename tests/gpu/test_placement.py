@@ -49,14 +49,19 @@ from mpi4jax import notoken as nt
 assert nt.allreduce(jnp.ones(3))[0] == 2
 print(mpi4jax.transport_info().gpu)
 """
+BESIDE_IDLE = {"FAKE_CUDA_DEVICES": "4", "CHOSEN": "2"}
 
 
 @pytest.mark.parametrize(
     ("settings", "transport", "warned"),
     [
         ({"FAKE_CUDA_DEVICES": "4"}, "nccl", False),
-        ({"FAKE_CUDA_DEVICES": "4", "CHOSEN": "2"}, "staged", True),
+        (BESIDE_IDLE, "staged", True),
         ({"FAKE_CUDA_DEVICES": "1"}, "staged", False),
+        # Nothing that all ranks do together, on one host; and as on several hosts.
+        ({**BESIDE_IDLE, "MPI4JAX_TRANSPORT": "staged"}, "staged", False),
+        ({**BESIDE_IDLE, "MPI4JAX_TRANSPORT": "staged", "MPI4JAX_TEST_HOST": "a"}, "staged", True),
+        ({**BESIDE_IDLE, "MPI4JAX_TEST_HOST": "a"}, "staged", True),
     ],
 )
 def test_ranks_that_share_a_gpu_beside_an_idle_one(mpirun, fakes, settings, transport, warned):

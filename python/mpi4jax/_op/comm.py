@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from .. import _native
 from .._job import flush, job
-from .._setup import gpus
+from .._setup import gpus, transport
 from .other_names import reduction_named
 from .spec import SPECS
 
@@ -249,7 +249,8 @@ def clone_world() -> MPI.Intracomm:
         handle = _native.make_default()
         # Ranks that did not use it have ended, and it is made by all ranks.
         _clone = MPI.COMM_WORLD if handle is None else MPI.Intracomm.fromhandle(handle)
-        if handle is not None and not job.shares_board():  # else ranks may be anywhere
+        # All ranks come by at import, or on several hosts. Else some may never call this.
+        if handle is not None and (transport.asks_all_ranks() or not job.shares_board()):
             gpus.warn_of_sharing(_clone)
         return _clone
 
