@@ -53,8 +53,8 @@ mod _native {
     use crate::watch::share_default;
     #[pymodule_export]
     use crate::watch::{
-        abort_after, build, enter_limit, leave_limit, set_check, settings_difference, start,
-        thread_communicates,
+        abort_after, abort_after_interrupt, build, enter_limit, leave_limit, set_check, settings_difference,
+        start, thread_communicates,
     };
     #[pymodule_export]
     use crate::xla::statuses::remove;
@@ -255,10 +255,10 @@ mod _native {
         Ok(watch::questions()?.into_raw_fd())
     }
 
-    /// Tells where Python's main thread is, and the exception that it handles; `frames` is `sys._current_frames`.
+    /// Tells where Python's main thread is, and the exception that it handles; `sys` and `gc` are Python's modules.
     #[pyfunction]
-    fn watch_answer(frames: &Bound<'_, PyAny>, main: u64, exception: String) {
-        watch::answer(|| (stack::frames(frames, main), exception));
+    fn watch_answer(sys: &Bound<'_, PyAny>, gc: &Bound<'_, PyAny>, main: u64) {
+        watch::answer(|| stack::look(sys, gc, main));
     }
 
     /// Has Python's main thread say that it runs, as soon as it does.

@@ -130,7 +130,7 @@ pub struct Slot {
     /// How often others have asked where its threads are, and which of that is answered.
     pub asked: AtomicU32,
     pub answered: AtomicU32,
-    /// Whether a signal ends it.
+    /// Whether a signal ends it, and who says so.
     pub terminated: AtomicU32,
     /// How many threads of Python's have communicated and live.
     pub threads: AtomicU32,

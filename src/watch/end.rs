@@ -22,6 +22,9 @@ pub const HUNG: i32 = 97;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// For how long the first rank that is terminated waits for the others of its host.
 const TOGETHER: Duration = Duration::from_millis(700);
+/// How a rank is terminated: the first of its host says where it is, or it says so itself.
+const FIRST_SAYS_SO: u32 = 1;
+const SAYS_SO_ITSELF: u32 = 2;
 /// However MPI and standard error are, the process ends after so many seconds.
 const LAST_RESORT: u64 = 8;
 
@@ -40,6 +43,19 @@ fn let_launcher_read() {
 #[cfg_attr(feature = "python", pyo3::pyfunction)]
 pub fn abort_after(seconds: f64, code: i32) {
     ending();
+    end_job_after(seconds, code);
+}
+
+/// As [`abort_after`], where Python says that this rank is interrupted: ranks that the interrupt has reached in operations
+/// still say where they are.
+#[cfg_attr(feature = "python", pyo3::pyfunction)]
+pub fn abort_after_interrupt(seconds: f64, code: i32) {
+    timeline::flush();
+    own().terminated.store(SAYS_SO_ITSELF, Ordering::Release);
+    end_job_after(seconds, code);
+}
+
+fn end_job_after(seconds: f64, code: i32) {
     std::thread::spawn(move || {
         std::thread::sleep(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
         end_job(code);
@@ -112,7 +128,7 @@ pub fn end_by_signal(signal: i32) {
     let board = board();
     if !board.has_been_done(Once::Ending) {
         python::publish();
-        own().terminated.store(1, Ordering::Release);
+        own().terminated.store(FIRST_SAYS_SO, Ordering::Release);
         let start = Instant::now();
         if board.is_first_to(Once::Terminated) {
             let is_over = |slot: &crate::board::Slot| {
@@ -133,7 +149,7 @@ pub fn end_by_signal(signal: i32) {
 
 fn say_terminated(name: &str) {
     let board = board();
-    let is_one = |slot: &crate::board::Slot| slot.terminated.load(Ordering::Acquire) != 0;
+    let is_one = |slot: &crate::board::Slot| slot.terminated.load(Ordering::Acquire) == FIRST_SAYS_SO;
     let places: Vec<(String, i32)> = board
         .here()
         .filter(|(_, slot)| is_one(slot))

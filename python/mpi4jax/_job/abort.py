@@ -32,7 +32,7 @@ from .hints import hint
 # A rank that fails has this time to abort the job through MPI.
 _LAST_RESORT = 3.0
 # After an interrupt, the others have this time to print where they are.
-_INTERRUPT_GRACE = 1.0
+_INTERRUPT_GRACE = 1.5
 # After sys.exit, the other ranks have this time to end by themselves.
 _EXIT_GRACE = 1.0
 
@@ -55,7 +55,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def _abort_after(seconds: float, code: int) -> None:
+def _abort_after(seconds: float, code: int, is_interrupt: bool = False) -> None:
     """Abort the job after ``seconds``, unless this process has ended before."""
 
     def end() -> None:
@@ -63,7 +63,7 @@ def _abort_after(seconds: float, code: int) -> None:
         os._exit(code)
 
     if native := sys.modules.get("mpi4jax._native"):
-        native.abort_after(seconds, code)
+        (native.abort_after_interrupt if is_interrupt else native.abort_after)(seconds, code)
     else:  # the import has failed before that
         threading.Thread(target=end, daemon=True).start()
 
@@ -118,7 +118,8 @@ def _on_exception(
     ends_job = not _interactive()
     own = ends_job and _previous_hook is sys.__excepthook__
     if ends_job:  # standard error may be a pipe that nobody reads
-        _abort_after(_LAST_RESORT + _INTERRUPT_GRACE, 1)
+        is_interrupt = own and issubclass(kind, KeyboardInterrupt)
+        _abort_after(_LAST_RESORT + _INTERRUPT_GRACE, 1, is_interrupt)
     if not own:
         _previous_hook(kind, value, trace)
     if own and issubclass(kind, KeyboardInterrupt):
