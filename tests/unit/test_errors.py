@@ -295,7 +295,7 @@ def _with_rule(kind, rule):
 
 
 def _fails(*_):
-    raise ZeroDivisionError
+    raise ZeroDivisionError("the rule fails")
 
 
 _RULES = {
