@@ -63,7 +63,7 @@ def load(directory: Path | None = None) -> tuple[dict[int, Dump], list[str]]:
     inside = [path for place in places for path in (*place.glob("*"), *place.glob("mpi4jax-*/*"))]
     wrong = []
     for place in (*places, *sorted(inside, key=_time, reverse=True)):
-        dumps = {}
+        dumps: dict[int, Any] = {}
         for board in _boards(place):
             try:
                 dumps |= {dump["rank"]: dump for dump in json.loads(_native.read_board(board))}

@@ -58,7 +58,9 @@ def started_here() -> None:
         _ = _threads.mine
     except AttributeError:
         is_main = threading.get_ident() == _main
-        _threads.mine = _native.thread_communicates(True) if is_main else _Thread()
+        _threads.mine = None if is_main else _Thread()
+        if is_main:
+            _native.thread_communicates(True)
 
 
 def _may_have_started() -> bool:

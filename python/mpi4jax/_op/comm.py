@@ -248,11 +248,12 @@ def clone_world() -> MPI.Intracomm:
             return _clone
         handle = _native.make_default()
         # Ranks that did not use it have ended, and it is made by all ranks.
-        _clone = MPI.COMM_WORLD if handle is None else MPI.Intracomm.fromhandle(handle)
+        made: Any = MPI.COMM_WORLD if handle is None else MPI.Intracomm.fromhandle(handle)
+        _clone = made
         # All ranks come by at import, or on several hosts. Else some may never call this.
         if handle is not None and (transport.asks_all_ranks() or not job.shares_board()):
-            gpus.warn_of_sharing(_clone)
-        return _clone
+            gpus.warn_of_sharing(made)
+        return made  # type: ignore[no-any-return]
 
 
 def _default_comm() -> Comm:
