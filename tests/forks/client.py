@@ -38,8 +38,8 @@ def main():
     # Once `listdir` has returned, its own descriptor is closed.
     ours = [int(name) for name in os.listdir("/proc/self/fd")]
     files = {n: n for n in ours if os.path.exists(f"/proc/self/fd/{n}")}
-    # The forked process has another parent, by which a job of MPICH is known: ranks name the launcher's.
-    environment = {"PMI_JOBID": f"{os.getppid()}-{os.stat(f'/proc/{os.getppid()}').st_ctime_ns}"}
+    # A job of MPICH is known by its launcher, of which the forked process is no child.
+    environment = {"PMI_JOBID": f"forked-{os.getppid()}"}
     environment |= os.environ
     connection = ask(sys.argv[1], sys.argv[2:], environment, os.getcwd(), files)
     for number in PASSED_ON:
