@@ -50,7 +50,7 @@ test-quick: .venv/tools ## the Python tests on 2 ranks in .venv
 test-rust test-libraries: export CARGO_PROFILE_DEV_OPT_LEVEL = 1
 test-rust test-libraries: export CARGO_PROFILE_DEV_DEBUG = 0
 test-rust: RUN = $(CARGO) test --no-default-features --features stand-ins --config \
-	"target.'cfg(all())'.runner='$(CURDIR)/$(BIN)/python $(CURDIR)/tools/mpirun.py --time-limit 300 -n $$ranks'"
+	"target.'cfg(all())'.runner='$(CURDIR)/$(BIN)/python $(CURDIR)/tools/mpirun.py --time-limit 900 -n $$ranks'"
 test-rust: .venv/tools
 	ranks=1; $(RUN) --workspace
 	stand_ins="$$(PYTHONPATH=tools $(BIN)/python tests/gpu/libraries.py target/stand-ins)" && \

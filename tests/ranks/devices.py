@@ -1,13 +1,13 @@
 """What JAX gives on virtual devices of one process, computed once for all runs of the tests."""
 
 import hashlib
+import importlib.metadata
 import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
 from reference import COMM, RANK
 
 from mpirun import environment_outside_mpi
@@ -23,7 +23,8 @@ def on_devices(program: str, *arguments: object, sources: str) -> object:
     out = None
     if RANK == 0:
         files = sorted(Path(__file__).parent.glob(sources))
-        text = b"".join(f.read_bytes() for f in files) + jax.__version__.encode()
+        versions = sorted(f"{of.name} {of.version}" for of in importlib.metadata.distributions())
+        text = b"".join(f.read_bytes() for f in files) + "\n".join(versions).encode()
         name = "-".join([hashlib.sha256(text).hexdigest()[:16], *map(str, arguments)])
         file = REFERENCES / name
         if not file.exists():

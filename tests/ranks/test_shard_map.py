@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 from mpi4py import MPI
 from reference import COMM, RANK as R, SIZE as N
-from spmd import PROGRAMS, SLOW, SPECS, Program, arguments, meshes, results, ring
+from spmd import PROGRAMS, SLOW, SPECS, Program, arguments, meshes, results, ring, vary
 
 import mpi4jax
 from mpi4jax import notoken
@@ -407,7 +407,7 @@ def test_a_collective_in_a_branch_that_varies(jit):
     mesh = mpi4jax.Mesh(comm=COMM)
 
     def branch(v):
-        return lax.pcast(lax.psum(v, "i"), "i", to="varying")
+        return vary(lax.psum(v, "i"))
 
     def cond(x):
         return lax.cond(

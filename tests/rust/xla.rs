@@ -181,5 +181,5 @@ pub fn run(comm: &Comm) {
     }
     // The first one, whose states are deleted here.
     let count = std::env::var("MPI4JAX_TEST_COMMUNICATORS").ok().and_then(|count| count.parse().ok());
-    many(apis[0], count.unwrap_or(4000));
+    many(apis[0], count.unwrap_or(if comm.size == 1 { 4000 } else { 1000 }));
 }
