@@ -22,8 +22,6 @@ from ._job import abort as _abort
 _abort.install()  # whatever fails from here on ends the job
 _loader.load()  # what is imported below needs the native module
 
-from jax import jit
-
 from ._job import settings as _settings, watch as _watch
 from ._setup import gpus as _gpus, transport as _transport
 
@@ -39,45 +37,19 @@ if _transport.asks_all_ranks():
 _transport.start()
 
 # Imported also for their side effects: rules of primitives, and wrappers of JAX's functions.
-from . import (
-    _native,
-    checkpoints,
-    experimental,
-    fft,
-    ghosts,
-    grids,
-    linalg,
-    notoken,
-    ops,  # noqa: F401
-)
+from . import _common, _native, experimental, notoken
+from ._common import *  # noqa: F403
 from ._compile import scope as _scope  # noqa: F401
 from ._diff import ad as _ad  # noqa: F401
-from ._functions import starts as _starts
-from ._functions.pvary import ipvary, pvary
-from ._functions.starts import *  # noqa: F403
 from ._job import flush as _flush
-from ._job.flush import flush
-from ._job.time_limit import time_limit
-from ._numerics.reproducible import reproducible_sum
-from ._op.comm import MEAN, default_comm
 from ._op.other_names import missing_from as _missing_from, public_names as _public_names
 from ._requests import (
     lowering as _requests_lowering,  # noqa: F401
     rules as _requests_rules,  # noqa: F401
 )
-from ._setup.transport import (
-    TransportInfo,
-    has_cuda_support,
-    has_hip_support,
-    has_sycl_support,
-    transport_info,
-)
-from ._spmd.mesh import Mesh
-from ._spmd.shard_map import shard_map
 from ._tokens import functions as _functions_with_tokens
 from ._tokens.functions import *  # noqa: F403
-from ._tokens.tokens import auto_tokenize, create_token
-from .layouts import Layout, redistribute
+from ._tokens.tokens import create_token
 
 gen_token = create_token
 
@@ -114,38 +86,15 @@ os.register_at_fork(after_in_child=_forked)
 __version__ = _native.__version__
 
 __all__ = [
-    "MEAN",
-    "Layout",
-    "Mesh",
-    "TransportInfo",
-    "auto_tokenize",
-    "checkpoints",
     "create_token",
-    "default_comm",
     "experimental",
-    "fft",
-    "flush",
     "gen_token",
-    "ghosts",
-    "grids",
-    "has_cuda_support",
-    "has_hip_support",
-    "has_sycl_support",
-    "ipvary",
-    "jit",
-    "linalg",
     "notoken",
-    "pvary",
-    "redistribute",
-    "reproducible_sum",
-    "shard_map",
     "sharding",
-    "time_limit",
     "training",
-    "transport_info",
 ]
+__all__ += _public_names(_common)
 __all__ += _public_names(_functions_with_tokens)
-__all__ += _public_names(_starts)
 
 if TYPE_CHECKING:
     from . import sharding, training
