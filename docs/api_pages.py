@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from mpi4jax import ops
-from mpi4jax._functions import starts
 from mpi4jax._op.other_names import public_names
+from mpi4jax._op.spec import SPECS
 
 
 class Section(NamedTuple):
@@ -32,8 +32,8 @@ class Page(NamedTuple):
     sections: list[Section]
 
 
-OPERATIONS = public_names(ops)
-STARTS = [name for name in public_names(starts) if name.startswith("i")]
+OPERATIONS = [name for name in public_names(ops) if name in SPECS]
+STARTS = [f"i{name}" for name in sorted([*OPERATIONS, "neighbor_allgather", "neighbor_alltoall"])]
 ANY_SOURCE = "[Messages from any source and tag](usage.md#messages-from-any-source-and-tag)"
 
 PAGES: dict[str, Page] = {

@@ -10,15 +10,18 @@ this script writes.
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import api_pages
 import run_examples
-from cheats import CHEATS
 
 from mpi4jax import ops
-from mpi4jax._op.other_names import public_names
+
+sys.path.append(str(run_examples.ROOT / "tests" / "ranks"))
+
+from table import ROWS
 
 PLACE = re.compile(r"^<!-- operations: (\w+) -->\n(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 ROLE = re.compile(r":\w+:`(?:mpi4jax\.)?([\w.]+)`")
@@ -44,8 +47,8 @@ def shape(text: str) -> str:
 
 def cheats() -> Iterator[tuple[str, ...]]:
     yield "`MPI_`", "`mpi4jax.`", "`jax.lax.`", "shape in", "shape out", "gradient"
-    for name in public_names(ops):
-        function, cheat = getattr(ops, name), CHEATS[name]
+    for name in api_pages.OPERATIONS:
+        function, cheat = getattr(ops, name), ROWS[name].cheat
         mpi = re.search(r"\(MPI_(\w+);", sections(function)[""])
         parameters = inspect.signature(function).parameters.items()
         needed = [p for p, q in parameters if q.kind == q.POSITIONAL_OR_KEYWORD and p not in MINOR]
@@ -62,7 +65,7 @@ def cheats() -> Iterator[tuple[str, ...]]:
 def derivatives() -> Iterator[tuple[str, ...]]:
     """Yield the first part of each Derivative section; the reference also says what `vmap` does."""
     yield "operation", "derivative"
-    for name in public_names(ops):
+    for name in api_pages.OPERATIONS:
         said = sections(getattr(ops, name))["Derivative"]
         yield f"`{name}`", said.partition(" Under `vmap`")[0]
 

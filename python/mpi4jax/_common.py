@@ -12,13 +12,18 @@ from . import (
     grids as grids,
     linalg as linalg,
 )
+from ._functions.neighbours import (
+    ineighbor_allgather as ineighbor_allgather,
+    ineighbor_alltoall as ineighbor_alltoall,
+)
 from ._functions.pvary import ipvary as ipvary, pvary as pvary
-from ._functions.starts import *  # noqa: F403
 from ._functions.with_status import Received as Received
 from ._job.flush import flush as flush
 from ._job.time_limit import time_limit as time_limit
 from ._numerics.reproducible import reproducible_sum as reproducible_sum
 from ._op.comm import MEAN as MEAN, default_comm as default_comm
+from ._requests.request import Request as Request
+from ._requests.wait import after as after, wait as wait, waitall as waitall
 from ._setup.transport import (
     TransportInfo as TransportInfo,
     has_cuda_support as has_cuda_support,

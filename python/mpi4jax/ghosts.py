@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._functions.starts import ialltoallv
 from ._job.flush import flush
 from ._numerics.base import (
     CompositeKind,
@@ -27,7 +26,7 @@ from ._numerics.base import (
     waits_in,
 )
 from ._op.comm import default_comm
-from .ops.alltoallv import alltoallv
+from .ops import alltoallv, ialltoallv
 
 __all__ = ["Plan"]
 

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._functions.starts import after, ihalo_exchange, wait
 from ._numerics.base import Dirichlet, as_array, cart as _cart, rank_of
 from ._numerics.blocks import Cuts
+from ._requests.wait import after, wait
+from .ops import ihalo_exchange
 
 __all__ = ["Block", "balanced", "dirichlet", "neumann", "overlapped", "regions"]
 

@@ -8,8 +8,8 @@ tangents. Nothing here asks the implementation what is right.
 import functools
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import rows
@@ -193,6 +193,18 @@ def _call_ring(api, x, comm):
 # ---- The rows
 
 
+class Cheat(NamedTuple):
+    """The cells of the cheat sheet: JAX's name, the shapes of operand and result, the gradient.
+
+    `S` is any shape, `n` the size of the communicator, `r` this rank.
+    """
+
+    jax: str
+    operand: str
+    result: str
+    gradient: str
+
+
 @dataclass(frozen=True)
 class Row:
     """One op.
@@ -209,6 +221,7 @@ class Row:
         log: what stands in the log line after the name.
         counts: what a log line counts, in items of a block, or of all blocks; None: nothing.
         title: the name of the case, where it is of two ops.
+        cheat: what the cheat sheet says.
     """
 
     signature: str
@@ -221,6 +234,7 @@ class Row:
     log: str = "with {items} items"
     counts: Any = 1
     title: str = ""
+    cheat: Cheat = field(kw_only=True)
 
     @property
     def positional(self) -> list[str]:
@@ -230,7 +244,13 @@ class Row:
 _ROOT = "-> root {root} with {items} items"
 
 ROWS = {
-    "allgather": Row("(x, *, comm, token)", "MPI_Allgather", _allgather, replicated=True),
+    "allgather": Row(
+        "(x, *, comm, token)",
+        "MPI_Allgather",
+        _allgather,
+        replicated=True,
+        cheat=Cheat("all_gather", "S", "(n, *S)", "row `r`"),
+    ),
     "allgatherv": Row(
         "(x, counts, *, comm, token)",
         "MPI_Allgatherv",
@@ -238,12 +258,22 @@ ROWS = {
         blocks=lambda case, rank, size: rows.counts(size)[rank],
         replicated=True,
         counts="blocks",
+        cheat=Cheat("", "(counts[r], *S)", "(sum(counts), *S)", "rows of this rank"),
     ),
     "allreduce": Row(
-        "(x, op, *, comm, token)", "MPI_Allreduce", _allreduce, push=_to_all, replicated=True
+        "(x, op, *, comm, token)",
+        "MPI_Allreduce",
+        _allreduce,
+        push=_to_all,
+        replicated=True,
+        cheat=Cheat("psum", "S", "S", "SUM: identity; MEAN, PROD, MAX, MIN too"),
     ),
     "alltoall": Row(
-        "(x, *, comm, token)", "MPI_Alltoall", _alltoall, blocks=lambda case, rank, size: size
+        "(x, *, comm, token)",
+        "MPI_Alltoall",
+        _alltoall,
+        blocks=lambda case, rank, size: size,
+        cheat=Cheat("all_to_all", "(n, *S)", "(n, *S)", "`alltoall`"),
     ),
     "alltoallv": Row(
         "(x, send_counts, recv_counts, *, comm, token)",
@@ -252,11 +282,39 @@ ROWS = {
         _call_alltoallv,
         blocks=lambda case, rank, size: sum(rows.row_counts(rank, size)[0]),
         counts="blocks",
+        cheat=Cheat("", "(sum(send_counts), *S)", "(sum(recv_counts), *S)", "rows go back"),
     ),
-    "barrier": Row("(*, comm, token)", "MPI_Barrier", _barrier, _call_barrier, log="", counts=None),
-    "bcast": Row("(x, root, *, comm, token)", "MPI_Bcast", _bcast, replicated=True, log=_ROOT),
-    "exscan": Row("(x, op, *, comm, token)", "MPI_Exscan", _exscan, push=_to_those_after),
-    "gather": Row("(x, root, *, comm, token)", "MPI_Gather", _gather, log=_ROOT),
+    "barrier": Row(
+        "(*, comm, token)",
+        "MPI_Barrier",
+        _barrier,
+        _call_barrier,
+        log="",
+        counts=None,
+        cheat=Cheat("", "", "", "`barrier`"),
+    ),
+    "bcast": Row(
+        "(x, root, *, comm, token)",
+        "MPI_Bcast",
+        _bcast,
+        replicated=True,
+        log=_ROOT,
+        cheat=Cheat("", "S", "S", "cotangent on the root, zeros elsewhere"),
+    ),
+    "exscan": Row(
+        "(x, op, *, comm, token)",
+        "MPI_Exscan",
+        _exscan,
+        push=_to_those_after,
+        cheat=Cheat("", "S", "S", "SUM: sum over the ranks behind"),
+    ),
+    "gather": Row(
+        "(x, root, *, comm, token)",
+        "MPI_Gather",
+        _gather,
+        log=_ROOT,
+        cheat=Cheat("", "S", "(n, *S) on the root, S elsewhere", "`scatter`"),
+    ),
     "gatherv": Row(
         "(x, counts, root, *, comm, token)",
         "MPI_Gatherv",
@@ -264,6 +322,12 @@ ROWS = {
         blocks=lambda case, rank, size: rows.counts(size)[rank],
         log=_ROOT,
         counts="blocks",
+        cheat=Cheat(
+            "",
+            "(counts[r], *S)",
+            "(sum(counts), *S) on the root, unchanged elsewhere",
+            "`scatterv`",
+        ),
     ),
     "halo_exchange": Row(
         "(x, cart, *, axes, width, corners, border, token)",
@@ -273,8 +337,15 @@ ROWS = {
         blocks=lambda case, rank, size: 2,
         log="for ghost cells, with {items} items",
         counts="blocks",
+        cheat=Cheat("", "S", "S", "ghost cells add to their originals (`halo_add`)"),
     ),
-    "permute": Row("(x, pairs, *, comm, token)", "MPI_Sendrecv", rows.permute, _call_permute),
+    "permute": Row(
+        "(x, pairs, *, comm, token)",
+        "MPI_Sendrecv",
+        rows.permute,
+        _call_permute,
+        cheat=Cheat("ppermute", "S", "S", "the pairs reversed"),
+    ),
     "ragged_alltoall": Row(
         "(x, send_counts, capacity, *, comm, token)",
         "MPI_Alltoallv",
@@ -282,6 +353,7 @@ ROWS = {
         _call_ragged_alltoall,
         blocks=lambda case, rank, size: sum(rows.ragged_counts(rank, size)) + rows.SPARE,
         counts="blocks",
+        cheat=Cheat("ragged_all_to_all", "(rows, *S)", "(capacity, *S)", "rows go back"),
     ),
     "recv": Row(
         "(x, source, *, tag, comm, status, token)",
@@ -289,14 +361,23 @@ ROWS = {
         _shift,
         _call_shift,
         title="send-recv",
+        cheat=Cheat("", "S", "S", "is sent back"),
     ),
-    "reduce": Row("(x, op, root, *, comm, token)", "MPI_Reduce", _reduce, push=_to_root, log=_ROOT),
+    "reduce": Row(
+        "(x, op, root, *, comm, token)",
+        "MPI_Reduce",
+        _reduce,
+        push=_to_root,
+        log=_ROOT,
+        cheat=Cheat("", "S", "S", "SUM: `bcast`"),
+    ),
     "reduce_scatter": Row(
         "(x, op, *, comm, token)",
         "MPI_Reduce_scatter_block",
         _reduce_scatter,
         push=_to_own_blocks,
         blocks=lambda case, rank, size: size,
+        cheat=Cheat("psum_scatter", "(n, *S)", "S", "SUM: `allgather`"),
     ),
     "reduce_scatterv": Row(
         "(x, counts, op, *, comm, token)",
@@ -305,14 +386,22 @@ ROWS = {
         push=_to_own_rows,
         blocks=lambda case, rank, size: sum(rows.counts(size)),
         counts="blocks",
+        cheat=Cheat("", "(sum(counts), *S)", "(counts[r], *S)", "SUM: `allgatherv`"),
     ),
-    "scan": Row("(x, op, *, comm, token)", "MPI_Scan", _scan, push=_to_later),
+    "scan": Row(
+        "(x, op, *, comm, token)",
+        "MPI_Scan",
+        _scan,
+        push=_to_later,
+        cheat=Cheat("", "S", "S", "SUM: sum over this rank and those behind"),
+    ),
     "scatter": Row(
         "(x, root, *, comm, token)",
         "MPI_Scatter",
         _scatter,
         blocks=lambda case, rank, size: size if rank == case.root else 0,
         log=_ROOT,
+        cheat=Cheat("", "(n, *S) on the root, S elsewhere", "S", "`gather`"),
     ),
     "scatterv": Row(
         "(x, counts, root, *, comm, token)",
@@ -323,14 +412,23 @@ ROWS = {
         ),
         log=_ROOT,
         counts="blocks",
+        cheat=Cheat(
+            "",
+            "(sum(counts), *S) on the root, (counts[r], *S) elsewhere",
+            "(counts[r], *S)",
+            "`gatherv`",
+        ),
     ),
-    "send": Row("(x, dest, *, tag, comm, token)", "MPI_Send", None),
+    "send": Row(
+        "(x, dest, *, tag, comm, token)", "MPI_Send", None, cheat=Cheat("", "S", "", "is received")
+    ),
     "sendrecv": Row(
         "(sendbuf, recvbuf, source, dest, *, sendtag, recvtag, comm, status, token)",
         "MPI_Sendrecv",
         _ring,
         _call_ring,
         log=r"<- {left} \(tag -1, {items} items\) / -> {right} \(tag 0, {items} items\)",
+        cheat=Cheat("ppermute", "S", "S", "sent the other way"),
     ),
 }
 REDUCING = tuple(name for name, row in ROWS.items() if "op" in row.positional)

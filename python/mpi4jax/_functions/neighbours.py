@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from .._call.call import run
 from .._op.comm import Comm, as_comm
 from .._op.packing import as_array, zeros_like
 from .._op.spec import SPECS, Call, T
+from .._requests.nonblocking import nonblocking
 from .._requests.request import CompositeKind
 
 _KINDS = {MPI.CART: MPI.Cartcomm, MPI.GRAPH: MPI.Graphcomm, MPI.DIST_GRAPH: MPI.Distgraphcomm}
@@ -187,8 +187,5 @@ def _prepare_allgather(x: Any, comm: MPI.Intracomm) -> tuple[Call, CompositeKind
     return _prepare(name, edges, jax.tree.map(repeated, x))
 
 
-# What each of these functions sends, and how it arranges the received blocks.
-PREPARE: dict[Callable[..., Any], Callable[..., tuple[Call, CompositeKind]]] = {
-    neighbor_alltoall: _prepare_alltoall,
-    neighbor_allgather: _prepare_allgather,
-}
+ineighbor_alltoall = nonblocking(neighbor_alltoall, _prepare_alltoall)
+ineighbor_allgather = nonblocking(neighbor_allgather, _prepare_allgather)

@@ -3,10 +3,12 @@
 Each takes and returns arrays or pytrees of arrays, blocks no Python (like every JAX operation),
 and happens exactly once per execution, in program order, also if its results are unused.
 
-This is the one list of them: a public name of this module is an operation.
+This is the one list of them: a public name of this module is an operation, or its nonblocking
+form.
 """
 
 from .._op.spec import SPECS as _SPECS
+from .._requests.nonblocking import nonblocking as _nonblocking
 from .allgather import allgather as allgather
 from .allgatherv import allgatherv as allgatherv
 from .allreduce import allreduce as allreduce
@@ -29,6 +31,29 @@ from .scatter import scatter as scatter
 from .scatterv import scatterv as scatterv
 from .send import send as send
 from .sendrecv import sendrecv as sendrecv
+
+iallgather = _nonblocking(allgather)
+iallgatherv = _nonblocking(allgatherv)
+iallreduce = _nonblocking(allreduce)
+ialltoall = _nonblocking(alltoall)
+ialltoallv = _nonblocking(alltoallv)
+ibarrier = _nonblocking(barrier)
+ibcast = _nonblocking(bcast)
+iexscan = _nonblocking(exscan)
+igather = _nonblocking(gather)
+igatherv = _nonblocking(gatherv)
+ihalo_exchange = _nonblocking(halo_exchange)
+ipermute = _nonblocking(permute)
+iragged_alltoall = _nonblocking(ragged_alltoall)
+irecv = _nonblocking(recv)
+ireduce = _nonblocking(reduce)
+ireduce_scatter = _nonblocking(reduce_scatter)
+ireduce_scatterv = _nonblocking(reduce_scatterv)
+iscan = _nonblocking(scan)
+iscatter = _nonblocking(scatter)
+iscatterv = _nonblocking(scatterv)
+isend = _nonblocking(send)
+isendrecv = _nonblocking(sendrecv)
 
 for _name in sorted(_SPECS):
     # In alphabetical order, too: `recv` takes from `send`.

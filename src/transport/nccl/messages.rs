@@ -2,11 +2,12 @@
 
 use std::sync::OnceLock;
 
+use super::operations::has;
 use crate::call::{Call, Envelope};
 use crate::device::nccl::{DataType, RedOp};
 use crate::error::Cause;
 use crate::mpilib::wildcards;
-use crate::ops::{Builtin, Class, Dtype, Op, Reduction};
+use crate::ops::{Builtin, Class, Dtype, Reduction};
 use crate::system::variable;
 
 /// The tag of messages that go through NCCL, which has none.
@@ -83,11 +84,6 @@ impl MessagePath {
         }
         Ok(true)
     }
-}
-
-/// Whether NCCL has an operation.
-fn has(op: Op) -> bool {
-    !matches!(op, Op::Exscan | Op::HaloExchange | Op::Scan)
 }
 
 /// NCCL's type and operation for a reduction, and how many of its elements one of ours is.

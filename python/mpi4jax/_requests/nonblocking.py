@@ -8,18 +8,24 @@ from typing import Any, ParamSpec
 
 from .._op.other_names import check_keywords
 from .._op.spec import SPECS
-from .._requests.request import CompositeRequest, R, Request
-from .._requests.start import start
-from . import neighbours
+from .request import CompositeRequest, R, Request
+from .start import start
 
 P = ParamSpec("P")
 
 
-def nonblocking(op: Callable[P, R]) -> Callable[P, Request[R]]:
-    """The function that starts what ``op`` does, with the same arguments but for a status, and
-    returns a :class:`Request`."""
+def nonblocking(
+    op: Callable[P, R], prepare: Callable[..., Any] | None = None
+) -> Callable[P, Request[R]]:
+    """Return the function that starts what ``op`` does, with the same arguments but for a status,
+    and returns a :class:`Request`.
+
+    Args:
+        op: the function of an operation.
+        prepare: for a function made of an operation: makes a call of this operation from the
+            arguments, and says how its result becomes that of ``op`` (`CompositeKind`).
+    """
     name = op.__name__
-    made_of = neighbours.PREPARE.get(op)
     given = inspect.signature(op)
     # A wildcard has no derivative here.
     changed = {"source": inspect.Parameter.empty, "tag": 0, "recvtag": 0}
@@ -36,9 +42,9 @@ def nonblocking(op: Callable[P, R]) -> Callable[P, Request[R]]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         try:
-            if made_of is None:
+            if prepare is None:
                 return start(SPECS[name].prepare(**bound.arguments))
-            prepared, end = made_of(**bound.arguments)
+            prepared, end = prepare(**bound.arguments)
             return CompositeRequest([start(prepared), ()], end)
         except (TypeError, ValueError, NotImplementedError) as error:
             if error.args and str(error.args[0]).startswith(f"{name}: "):
