@@ -54,6 +54,10 @@ def check(n: int) -> None:
     equal(came, np.arange(size) == left)
     nt.barrier()
     equal(nt.sendrecv(x, x, left, right), every[left])
+    # Inside of jit, where NCCL writes the length on its stream.
+    got, status = jax.jit(lambda x: nt.sendrecv_with_status(x, x, left, right))(x)
+    equal(got, every[left])
+    equal([int(status.source), int(status.tag), int(status.elements)], [left, 0, n])
     if matches:
         equal(nt.sendrecv(x, x, left, right, sendtag=3, recvtag=3), every[left])
     blocks = {"a": jnp.stack([x] * 3), "b": jnp.stack([x, x + 1, x, x])}

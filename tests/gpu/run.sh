@@ -7,9 +7,11 @@
 # built for that MPI. mpi4jax 0.9.1 is built here, if the MPI has headers and pip finds nanobind.
 #
 # It prints a table, leaves it in $OUT/table.txt with all logs in $OUT/logs.txt, and ends with the number of failures.
+# `python tests/gpu/figures.py table.txt` makes the tables of docs/measurements.md of it.
 #   BUDGET=540    seconds in all: a row gets what is left of it, and one that gets nothing is listed as such
 #   ONLY='ops|bandwidth nccl'    a regular expression: rows whose name and transport it matches
 #   ONLY='^(ops|tests|waits|sanitizer)'   all but what is measured: about three minutes on 16 cores
+#   AT_ONCE=4     how many rows that measure nothing run side by side
 #
 # docs/transports.md says what has run. Without a GPU, it can be tried on the stand-ins of tests/gpu/fake,
 # with a wheel that was built under MPI4JAX_TEST_STAND_INS=1 (others do not look for them):
@@ -65,6 +67,9 @@ export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy
 export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none
 # Ranks share one GPU; legacy CUDA IPC needs JAX's ordinary allocator.
 export XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1
+# XLA's programs do not depend on the transport: each is compiled once for all rows.
+export JAX_COMPILATION_CACHE_DIR=$work/cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
+export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=0
 # Callbacks run on the CPU.
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu}
 # NCCL takes two ranks for one GPU if each claims another host.
@@ -99,13 +104,20 @@ row() { # name, transport, ranks (0: one, without mpiexec), seconds, command...
     sed -n -e 's/^| /    /p' -e 's/^[0-9]* \(passed\|failed\).*/    &/p' "$log"
 }
 
-# Rows that measure nothing run side by side; those that do, alone.
+# Rows that measure nothing run side by side, but few of them, so that none meets a time limit because of the others; those
+# that measure run alone.
 number=100
-beside() { number=$((number + 1)); row "$@" > "$work/rows/$number" & }
+beside() {
+    while [ "$(jobs -rp | wc -l)" -ge "${AT_ONCE:-4}" ]; do wait -n; done
+    number=$((number + 1))
+    row "$@" > "$work/rows/$number" &
+}
 alone() { row "$@" | tee -a "$table"; }
 
 say "$(date -u +%F) $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null)"
 say "$("$python" -c 'import jax; print("JAX", jax.__version__, jax.devices())' 2>&1 | tail -1)"
+# What JAX's memory can be shared by, which decides whether cuda-mpi can be fast.
+for ranks in 1 2; do alone memory any "$ranks" 60 "$python" "$here/memory_facts.py"; done
 for transport in staged nccl cuda-mpi ucx; do
     for ranks in 1 2; do
         beside ops "$transport" "$ranks" 120 "$python" "$here/ops.py"
@@ -114,19 +126,23 @@ done
 beside ops-messages nccl 2 120 env MPI4JAX_NCCL_MESSAGES=staged "$python" "$here/ops.py"
 
 # The tests of operations that know only what arrays hold. NCCL has no tags, which some of them need.
-pytest() { # name of the row, names of files...
+pytest=("$python" -m pytest -v --tb=short -p no:cacheprovider -o timeout_method=thread -o timeout=120)
+tests() { # name of the row, names of files...
     local row=$1 name files=()
     shift
     for name in "$@"; do files+=("$here/../ranks/test_$name.py"); done
     for transport in staged nccl cuda-mpi ucx; do
         beside "$row" "$transport" 2 300 env MPI4JAX_NCCL_MESSAGES=staged JAX_DEFAULT_MATMUL_PRECISION=highest \
-            "$python" -m pytest -v --tb=short -p no:cacheprovider -o timeout_method=thread -o timeout=60 "${files[@]}"
+            "${pytest[@]}" "${files[@]}"
     done
 }
 # As many as end within the time.
-pytest tests ops eager jit order trees
-pytest tests-parts ragged neighbours halo ghosts
-pytest tests-started overlap overlap_messages status with_status traced_peers
+tests tests ops eager jit order trees
+tests tests-parts ragged neighbours halo ghosts
+tests tests-started overlap overlap_messages status with_status traced_peers
+# These failed once, when the time of the whole run was over.
+beside tests-loops staged 2 200 bash -c 'for i in 1 2 3 4 5 6 7 8 9 10; do "$@" || exit; done' again \
+    "${pytest[@]}" "$here/../ranks/test_overlap.py" -k loop
 
 # How often we wait, counted between us and the driver.
 driver=${MPI4JAX_LIBCUDA:-$(ldconfig -p 2> /dev/null | sed -n 's/.*libcuda\.so\.1 .*x86-64.*=> //p' | head -1)}
@@ -134,12 +150,6 @@ if cc -shared -fPIC -Wl,--no-as-needed -o "$work/libcount.so" "$here/count.c" "$
     beside waits nccl 1 120 env MPI4JAX_LIBCUDA="$work/libcount.so" "$python" "$here/waits.py"
 else
     say "waits: not run: count.c is not compiled: $(tail -1 "$work/logs/count")"
-fi
-if command -v compute-sanitizer > /dev/null; then
-    # Under mpiexec, Open MPI and the sanitizer end the process.
-    beside sanitizer staged 0 240 compute-sanitizer --error-exitcode 9 "$python" -X faulthandler "$here/ops.py" 1000
-else
-    say "sanitizer: not run: there is no compute-sanitizer"
 fi
 wait
 cat "$work"/rows/* | tee -a "$table"
@@ -159,12 +169,38 @@ for ranks in 1 2; do
     fi
 done
 
+for transport in staged nccl cuda-mpi; do
+    alone loops "$transport" 1 90 "$python" "$here/../../benches/micro/gpu_loops.py"
+done
+alone loops staged 2 90 "$python" "$here/../../benches/micro/gpu_loops.py"
+
 model=$here/../../examples/shallow_water.py
 for ranks in 1 2; do
     for transport in staged nccl; do
         alone shallow-water "$transport" "$ranks" 180 "$python" "$model" --benchmark
     done
 done
+
+# It ended once with a segmentation fault. Each variant takes one suspect away, and the first that passes names it. Under
+# mpiexec, Open MPI and the sanitizer end the process.
+sanitizer() { # name, options of the sanitizer, then variables
+    local name=$1 options=$2
+    shift 2
+    # shellcheck disable=SC2086 -- the options are words
+    alone "sanitizer-$name" staged 0 60 env "$@" compute-sanitizer $options --error-exitcode 9 \
+        "$python" -X faulthandler "$here/ops.py" 10
+    ! grep -q "^sanitizer-$name .*FAILED" "$table"
+}
+if command -v compute-sanitizer > /dev/null; then
+    own=--target-processes=application-only # not what XLA starts, such as ptxas
+    sanitizer all '' || sanitizer own "$own" ||
+        sanitizer unpatched "$own" OMPI_MCA_memory=^patcher ||
+        sanitizer without-graphs "$own" OMPI_MCA_memory=^patcher XLA_FLAGS=--xla_gpu_enable_command_buffer= ||
+        sanitizer blocking "$own --force-blocking-launches" OMPI_MCA_memory=^patcher \
+            XLA_FLAGS=--xla_gpu_enable_command_buffer=
+else
+    say "sanitizer: not run: there is no compute-sanitizer"
+fi
 failures=$(grep -c FAILED "$table")
 say "$failures failures, $SECONDS s"
 for log in "$work"/logs/*; do
