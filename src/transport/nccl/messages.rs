@@ -173,7 +173,7 @@ mod tests {
     use super::*;
     use crate::call::{Site, Stream};
     use crate::comm::Comm;
-    use crate::ops::Buffer;
+    use crate::ops::{Buffer, Op};
 
     fn carried(messages: MessagePath, site: &Site, dtype: Dtype) -> Result<bool, Cause> {
         // SAFETY: an empty array.
