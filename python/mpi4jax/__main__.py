@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import math
 import os
 import platform
 import sys
@@ -74,8 +75,9 @@ def describe(advice: list[str]) -> None:
     if hosts is not None:
         names = {host: hosts.count(host) for host in hosts}
         say(f"ranks        {size} on {', '.join(f'{h} ({n})' for h, n in names.items())}")
-    limit = watch.timeout()
-    say(f"timeout      {f'{limit:g} s' if limit else 'none'}, dumps in {job.directory(size)}")
+    timeout = watch.seconds("MPI4JAX_TIMEOUT")
+    limit = "none" if math.isinf(timeout) else f"{timeout:g} s"
+    say(f"timeout      {limit}, dumps in {job.directory(size)}")
 
     told, _ = job.told_ranks()
     if size == 1 and told > 1:

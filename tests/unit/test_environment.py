@@ -1,5 +1,6 @@
 """Environment variables: all are checked at import, and empty is unset."""
 
+import math
 import re
 from pathlib import Path
 
@@ -23,9 +24,10 @@ def test_empty_is_unset(name, monkeypatch):
         assert settings.check(name) == ""
         assert not settings.switch(name)
     settings.check_all()
-    assert watch.timeout() == 0
-    assert watch.report_after() == watch.DEFAULT_REPORT_AFTER
-    assert watch.deadlock_after() == watch.DEFAULT_DEADLOCK_AFTER
+    assert watch.seconds("MPI4JAX_TIMEOUT") == math.inf
+    assert watch.seconds("MPI4JAX_REPORT_AFTER", 30.0) == 30
+    monkeypatch.setenv("MPI4JAX_REPORT_AFTER", "0")
+    assert watch.seconds("MPI4JAX_REPORT_AFTER", 30.0) == math.inf
 
 
 @pytest.mark.parametrize(

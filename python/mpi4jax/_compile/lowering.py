@@ -74,38 +74,23 @@ class Lowering:
             raise NotImplementedError(f"{spec.name}: called {HIDDEN}")
         self.token = ctx.tokens_in.get(effect)
 
-    def execute(self, plan: Plan, operands: Operands, out: Avals) -> list[Any]:
+    def run(self, plan: Plan, leaves: Operands, out: Avals) -> list[Any]:
         """Run a plan at once, and return its results without the token."""
-        operands = self.selected(plan, operands, out)
-        mean = self.p.get("reduction") is MEAN
-        if mean and self.p["adjoint"]:
-            operands = [(self.mean(x), x[1]) for x in operands]
-        results: list[Any] = []
+        p, mean = self.p, self.p.get("reduction") is MEAN
+        if plan.result is Result.OPERAND and plan.select is None and plan.call is None and not mean:
+            return [value for value, _ in leaves]
+        before, after = (int(length is not None) for length in first_axes(self.spec, p))
+        rest = iter(leaves)
+        packed = [self.packed([next(rest) for _ in range(n)], before) for n in self.spec.arity(p)]
+        to = [message_type(out, after)] if out else []
+        operands = self.selected(plan, packed, to)
+        others: list[Any] = []
         if plan.call is not None:
             sent = operands[:1] if plan.sends else []
-            results = self.call(plan.call, *sent, out=out if plan.receives else [], **plan.attrs)
-        received = results.pop(0) if plan.receives and out else None
-        given = self.results(plan, received, _last(operands), out)
-        if mean and not self.p["adjoint"]:
-            given = [self.mean((y, aval)) for y, aval in zip(given, out, strict=True)]
-        return [*given, *results]
-
-    def run(self, plan: Plan, operands: Operands, out: Avals) -> list[Any]:
-        """Return the same of a plan for messages of several leaves, which are packed and
-        unpacked."""
-        p, mean = self.p, self.p.get("reduction") is MEAN
-        arguments = self.spec.arity(p)
-        if plan.result is Result.OPERAND and plan.select is None and plan.call is None and not mean:
-            return [value for value, _ in operands]
-        before, after = (int(length is not None) for length in first_axes(self.spec, p))
-        rest = iter(operands)
-        packed = [self.packed([next(rest) for _ in range(n)], before) for n in arguments]
-        to = [message_type(out, after)] if out else []
-        results = self.execute(plan, packed, to)
-        if not out:
-            return results
-        message, *others = results
-        return [*self.unpacked((message, to[0]), out, after), *others]
+            others = self.call(plan.call, *sent, out=to if plan.receives else [], **plan.attrs)
+        received = others.pop(0) if plan.receives and out else None
+        operand = operands[-1] if operands else None
+        return [*self.results(plan, received, operand, out, after), *others]
 
     def packed(self, leaves: Operands, lead: int) -> Operand:
         """Return the message of leaves: of a single one, itself. The core copies, or XLA does."""
@@ -139,32 +124,43 @@ class Lowering:
         copy = jax.ffi.ffi_lowering(target, has_side_effect=False)
         return list(copy(ctx, *(value for value, _ in operands)))
 
-    def mean(self, sum_over_ranks: Operand) -> Any:
-        """Return the mean, where this rank has the sum; or of an adjoint what the sum has."""
-        value, aval = sum_over_ranks
-        if self.spec.has_root and not is_root(self.p):
-            return value
-        return self.local(lambda x: mean_of_sum(x, self.p["comm"].size), aval, sum_over_ranks)
+    def mean(self, x: Operand, of_adjoint: bool) -> Operand:
+        """Return the mean, where this rank has the sum; of the operand of an adjoint, what the sum
+        gets. Other values stay as they are."""
+        p = self.p
+        if p.get("reduction") is not MEAN or p["adjoint"] != of_adjoint:
+            return x
+        if self.spec.has_root and not is_root(p):
+            return x
+        return self.local(lambda y: mean_of_sum(y, p["comm"].size), x[1], x), x[1]
 
     def selected(self, plan: Plan, operands: Operands, out: Avals) -> Operands:
         """Return the part of the operands that a plan takes."""
-        if plan.select is None:
-            return operands
-        return [(self.local(plan.select, out[0], *operands), out[0])]
+        if plan.select is not None:
+            operands = [(self.local(plan.select, out[0], *operands), out[0])]
+        return [self.mean(x, of_adjoint=True) for x in operands]
 
-    def results(self, plan: Plan, received: Any, operand: Operand | None, out: Avals) -> list[Any]:
-        """Return the results of a plan, from received data and its operand."""
-        if not out:
+    def results(
+        self, plan: Plan, received: Any, operand: Operand | None, leaves: Avals, lead: int
+    ) -> list[Any]:
+        """Return the results of a plan, which are like these leaves, from received data and its
+        operand."""
+        if not leaves:
             return []
+        message = message_type(leaves, lead)
+        y = self.result(plan, received, operand, message)
+        return self.unpacked(self.mean((y, message), of_adjoint=False), leaves, lead)
+
+    def result(self, plan: Plan, received: Any, operand: Operand | None, out: Any) -> Any:
         if plan.result is Result.ZEROS:
-            return [self.local(lambda: jnp.zeros(out[0].shape, out[0].dtype), out[0])]
+            return self.local(lambda: jnp.zeros(out.shape, out.dtype), out)
         if plan.result is Result.RECEIVED or operand is None:
-            return [received]
+            return received
         if plan.result is Result.OPERAND:
-            return [operand[0]]
+            return operand[0]
         if plan.result is Result.SUM:
-            return [self.local(jnp.add, out[0], (received, out[0]), operand)]
-        return [self.received(received, operand)]
+            return self.local(jnp.add, out, (received, out), operand)
+        return self.received(received, operand)
 
     def received(self, y: Any, template: Operand) -> Any:
         """Return the result of a receive: ``y``, or the template if there is no sender."""
@@ -412,10 +408,6 @@ def mean_of_sum(y: Any, size: int) -> Any:
     # A small float may not hold the number of ranks.
     dividend = y.astype(np.float32) if y.dtype.itemsize < 4 else y
     return (dividend / size).astype(y.dtype)
-
-
-def _last(operands: Operands) -> Operand | None:
-    return operands[-1] if operands else None
 
 
 def _parts(p: Params, aval: Any) -> Params:

@@ -33,35 +33,14 @@ from mpi4py import MPI
 from .. import _native
 from . import abort, job, pools, settings, stacks
 
-DEFAULT_REPORT_AFTER = 30.0
-DEFAULT_DEADLOCK_AFTER = 300.0
 
-
-def timeout() -> float:
-    """Seconds of ``MPI4JAX_TIMEOUT``.
+def seconds(name: str, default: float = 0.0) -> float:
+    """Return the seconds of a variable; infinity if they are 0, which stands for never.
 
     Raises:
         ValueError: not a number, or a negative one.
     """
-    return float(settings.check("MPI4JAX_TIMEOUT") or 0.0)
-
-
-def report_after() -> float:
-    """Seconds of ``MPI4JAX_REPORT_AFTER``.
-
-    Raises:
-        ValueError: not a number, or a negative one.
-    """
-    return float(settings.check("MPI4JAX_REPORT_AFTER") or DEFAULT_REPORT_AFTER)
-
-
-def deadlock_after() -> float:
-    """Seconds of ``MPI4JAX_DEADLOCK_AFTER``.
-
-    Raises:
-        ValueError: not a number, or a negative one.
-    """
-    return float(settings.check("MPI4JAX_DEADLOCK_AFTER") or DEFAULT_DEADLOCK_AFTER)
+    return float(settings.check(name) or default) or math.inf
 
 
 def trace_file(name: str, rank: int) -> Path:
@@ -138,7 +117,6 @@ def start() -> None:
     Raises:
         ValueError: an environment variable has a wrong value.
     """
-    seconds, told_after, stuck_after = timeout(), report_after(), deadlock_after()
     aborts = settings.check("MPI4JAX_ON_TIMEOUT").lower() != "continue"
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -149,9 +127,9 @@ def start() -> None:
         "size": size,
         "job": job.board(size),
         "directory": job.directory(size),
-        "timeout": seconds or math.inf,
-        "report_after": told_after or math.inf,
-        "deadlock_after": stuck_after or math.inf,
+        "timeout": seconds("MPI4JAX_TIMEOUT"),
+        "report_after": seconds("MPI4JAX_REPORT_AFTER", 30.0),
+        "deadlock_after": seconds("MPI4JAX_DEADLOCK_AFTER", 300.0),
         "abort": aborts,
         "takes_signal": free,
         "is_first_here": job.local_rank(rank) == 0,

@@ -12,7 +12,6 @@ from typing import Any
 from jax.interpreters import mlir
 
 from .._compile.lowering import Avals, Lowering, Operands, carrier, forms_of, register
-from .._op.comm import MEAN
 from .._op.leaves import message_type
 from .._op.plan import Result, plan_of
 from .._op.primitive import result_avals
@@ -89,8 +88,6 @@ def _lower_start(
     operands = []
     if low.sends or low.initial or low.keeps:
         operands = low.selected(plan, [low.packed(arrays, low.lead[0])], low.out)
-        if p.get("reduction") is MEAN and p["adjoint"]:
-            operands = [(low.mean(x), x[1]) for x in operands]
         operands = [low.to_wire(plan.call, x) for x in operands]
     (handle,) = low.emit("mpi4jax_start", [*operands, *low.numbers], [HANDLE], low.initial)
     low.finish()
@@ -115,11 +112,7 @@ def _lower_wait(
     received = arrays[0][0] if low.receives else None
     # Without a sender, the result already is the template.
     operand = arrays[-1] if low.keeps else None
-    results = low.results(low.plan, received, operand, low.out)
-    if results and p.get("reduction") is MEAN and not p["adjoint"]:
-        results = [low.mean((results[0], low.out[0]))]
-    if results:
-        results = low.unpacked((results[0], low.out[0]), low.leaves, low.lead[1])
+    results = low.results(low.plan, received, operand, low.leaves, low.lead[1])
     low.finish()
     return [*results, *(value for value, _ in token)]
 
