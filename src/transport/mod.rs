@@ -37,7 +37,7 @@ use enum_dispatch::enum_dispatch;
 pub use self::cuda_aware_mpi::CudaAwareMpi;
 pub use self::descriptor::Descriptor;
 pub use self::host_mpi::HostMpi;
-pub use self::mpi::set_count_limit;
+pub use self::mpi::{set_count_limit, set_sleeps};
 pub use self::nccl::{Nccl, Unfinished};
 pub use self::pool::Pool;
 pub use self::requests::{

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::{AnyTransport, Descriptor, TARGET, Transport, Unfinished, requests};
+use super::{AnyTransport, Descriptor, TARGET, Transport, Unfinished, mpi, requests};
 use crate::comm::{Comm, Group};
 use crate::device::Platform;
 use crate::error::{Cause, Error};
@@ -145,6 +145,7 @@ fn selection() -> Result<&'static Selection, Error> {
     }
     let setting = Setting::read()?;
     requests::check_setting()?;
+    mpi::read_setting()?;
     let own = Descriptor::ALL.iter().map(|it| Ok((it.name, (it.settings)(setting.is_auto)?)));
     let own = own.collect::<Result<Vec<_>, Cause>>()?;
     let best = if setting.is_auto { best()? } else { None };

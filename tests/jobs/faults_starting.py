@@ -71,6 +71,7 @@ FAULTS = {
         )
         for name, value, rank in [
             ("MPI4JAX_CHECK", "1", 0),
+            ("MPI4JAX_WAIT", "sleep", 1),
             ("MPI4JAX_TRANSPORT", "ucx", 1),
             ("MPI4JAX_TRANSPORT", "auto", 0),
             ("MPI4JAX_TRANSPORT", "nccl", 2),

@@ -19,7 +19,7 @@ use _native::ops::{
     Buffer, Builtin, Class, Dtype, Extent, Face, Halo, HaloFields, Op, Part, Parts, PartsFields, Reduction,
     Width,
 };
-use _native::transport::{Descriptor, Transport, set_count_limit};
+use _native::transport::{Descriptor, Transport, set_count_limit, set_sleeps};
 
 use super::model::{Made, Model, Place, model, reverses, rows_of};
 
@@ -52,6 +52,11 @@ pub fn run_all(comm: &Arc<Comm>) -> Vec<String> {
                     set_count_limit(Some(4));
                     run(&suite, &OF_EACH_SIZE);
                     set_count_limit(None);
+                    if it.name == "mpi" {
+                        set_sleeps(true);
+                        run(&suite, &OF_EACH_SIZE);
+                        set_sleeps(false);
+                    }
                     transport.stop();
                 }
                 Err(reason) => {

@@ -108,7 +108,12 @@ def shared_settings() -> list[tuple[str, str, str]]:
     """
     check = "1" if compares_before() else ""
     transport, _ = _native.transport_choice()
-    return [("MPI4JAX_CHECK", check, settings.get("MPI4JAX_CHECK")), transport]
+    wait = settings.get("MPI4JAX_WAIT")
+    return [
+        ("MPI4JAX_CHECK", check, settings.get("MPI4JAX_CHECK")),
+        ("MPI4JAX_WAIT", wait if wait == "sleep" else "", wait),
+        transport,
+    ]
 
 
 def start() -> None:

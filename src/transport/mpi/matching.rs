@@ -7,10 +7,12 @@
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use mpi::ffi::{self, MPI_Message, MPI_Request, MPI_Status};
 
 use super::span::Span;
+use super::waiting;
 use crate::call::Envelope;
 use crate::comm::Comm;
 use crate::error::Cause;
@@ -59,6 +61,7 @@ fn takes_the_first(comm: &Comm, source: i32, tag: i32) -> bool {
 /// The communicator is registered and not freed.
 unsafe fn first_of_no_derivative(comm: &Comm) -> Result<MPI_Message, Cause> {
     let (any, aside) = (wildcards(), SetAside::of(comm)?);
+    let began = Instant::now();
     loop {
         let mut message = MaybeUninit::<MPI_Message>::uninit();
         let (mut flag, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
@@ -78,7 +81,7 @@ unsafe fn first_of_no_derivative(comm: &Comm) -> Result<MPI_Message, Cause> {
             }
         }
         drop(messages);
-        std::thread::yield_now();
+        waiting::pause(began);
     }
 }
 
@@ -99,10 +102,10 @@ pub unsafe fn receive(
     let mut status = MaybeUninit::<MPI_Status>::zeroed();
     // SAFETY: the caller's; the status is filled where there is no error.
     unsafe {
-        let code = if takes_the_first(comm, source, recvtag) {
+        let code = if takes_the_first(comm, source, recvtag) && !waiting::sleeps() {
             ffi::MPI_Recv(to, n, t, source, recvtag, comm.handle(), status.as_mut_ptr())
-        } else if recvtag >= wildcards().derivative {
-            ffi::MPI_Wait(&mut start(name, comm, envelope, into)?, status.as_mut_ptr())
+        } else if takes_the_first(comm, source, recvtag) || recvtag >= wildcards().derivative {
+            waiting::wait(&mut start(name, comm, envelope, into)?, status.as_mut_ptr())
         } else {
             ffi::MPI_Mrecv(to, n, t, &mut first_of_no_derivative(comm)?, status.as_mut_ptr())
         };
@@ -170,7 +173,7 @@ pub unsafe fn exchange(
     // SAFETY: the caller's; the status is filled where there is no error.
     unsafe {
         let found = status.as_mut_ptr();
-        if takes_the_first(comm, source, recvtag) {
+        if takes_the_first(comm, source, recvtag) && !waiting::sleeps() {
             let code = ffi::MPI_Sendrecv(data, n, t, dest, sendtag, to, m, u, source, recvtag, raw, found);
             check(name, code)?;
             return Ok(status.assume_init());
@@ -180,7 +183,7 @@ pub unsafe fn exchange(
         check("MPI_Isend", code)?;
         let received = receive(name, comm, envelope, into);
         // Not before the send is over may its memory be another's, also where the receive has failed.
-        check("MPI_Wait", ffi::MPI_Wait(request.as_mut_ptr(), found))?;
+        check("MPI_Wait", waiting::wait(request.assume_init_mut(), found))?;
         received
     }
 }

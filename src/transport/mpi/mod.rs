@@ -11,6 +11,7 @@ mod reducer;
 mod span;
 mod start;
 mod vectors;
+mod waiting;
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -25,6 +26,7 @@ pub use self::reducer::is_ours;
 use self::span::count_limit;
 pub use self::span::set_count_limit;
 pub use self::start::start;
+pub use self::waiting::{read_setting, set_sleeps};
 use super::message::{Arrived, arrive};
 use crate::call::{Call, Site};
 use crate::comm::{Group, OwnedComm};
@@ -143,6 +145,19 @@ unsafe fn in_blocks(
     })
 }
 
+/// Carries out an operation as its nonblocking form and a wait.
+///
+/// # Safety
+/// The call's buffers have passed `Call::check`.
+unsafe fn start_and_wait(call: &Call) -> Result<(), Cause> {
+    let (mut call, mut copy) = (call.clone(), Vec::new());
+    if let (Some(send), Some(recv)) = (call.send, &call.recv) {
+        call.send = Some(send.apart_from(recv, &mut copy));
+    }
+    // SAFETY: promised by the caller; the copy is dropped after the wait.
+    unsafe { start(&call)?.wait(&call) }
+}
+
 /// Carries out an operation. Blocks until its buffers hold the result and may be reused.
 #[inline]
 pub fn execute(call: &Call) -> Result<(), Cause> {
@@ -155,13 +170,7 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
             // As their nonblocking forms: what is often the only operation on a communicator that a program has just made
             // needs no other one, which Open MPI cannot make while Python makes a third. Nor does an `allgatherv` with counts
             // beyond `int`, which is rare.
-            Op::Allgatherv | Op::Gatherv | Op::Scatterv if has_lengths(call) => {
-                let (mut call, mut copy) = (call.clone(), Vec::new());
-                if let (Some(send), Some(recv)) = (call.send, &call.recv) {
-                    call.send = Some(send.apart_from(recv, &mut copy));
-                }
-                start(&call)?.wait(&call)
-            }
+            Op::Allgatherv | Op::Gatherv | Op::Scatterv if has_lengths(call) => start_and_wait(call),
             // MPI's functions count in int. A rank knows its own counts, and not whether those of the others are too large
             // for that: so they could not choose together.
             Op::Alltoallv | Op::Permute => {
@@ -194,6 +203,8 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
                 let send = send.apart_from(recv, &mut copy);
                 finish_receive(call, &matching::exchange(name, &site.comm, envelope, &send, recv)?)
             }
+            // MPI has no way to sleep in a blocking function.
+            _ if waiting::sleeps() => start_and_wait(call),
             Op::Exscan if site.is_first() => {
                 collective(call, None)?;
                 // MPI leaves its result undefined.

@@ -8,7 +8,7 @@ use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Request, MPI_Status};
 use smallvec::SmallVec;
 
 use super::span::Span;
-use super::{allow, elements};
+use super::{allow, elements, waiting};
 use crate::call::Site;
 use crate::comm::OwnedComm;
 use crate::error::Cause;
@@ -73,7 +73,7 @@ impl Wire for P2pBatch {
         for (i, request) in self.requests.iter_mut().enumerate() {
             let mut status = MaybeUninit::<MPI_Status>::zeroed();
             // SAFETY: a request that is under way.
-            unsafe { check("MPI_Wait", ffi::MPI_Wait(request, status.as_mut_ptr()))? };
+            unsafe { check("MPI_Wait", waiting::wait(request, status.as_mut_ptr()))? };
             let Some(&(peer, bytes)) = self.receives.get(i) else { continue };
             // SAFETY: zeros, or what the wait has written.
             let received = elements(&unsafe { status.assume_init() }, Dtype::Uint8)?;

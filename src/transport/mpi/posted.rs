@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use super::finish_receive;
 use super::reducer::Reducer;
 use super::vectors::Vectors;
+use super::waiting;
 use crate::call::Call;
 use crate::comm::Agreement;
 use crate::error::Cause;
@@ -102,7 +103,7 @@ impl Posted {
         let mut status = MaybeUninit::<MPI_Status>::zeroed();
         for request in &mut self.requests {
             // SAFETY: a request that no other thread uses now. MPI makes it null.
-            check(call.site.mpi_name(), unsafe { ffi::MPI_Wait(request, status.as_mut_ptr()) })?;
+            check(call.site.mpi_name(), unsafe { waiting::wait(request, status.as_mut_ptr()) })?;
             // What else was started may never end if the ranks do not agree: the error ends the job.
             if self.agreement.take_if(|agreement| !agreement.is_reached()).is_some() {
                 return Err(Cause::Counts { counts: call.parts()?.sent() });
