@@ -68,7 +68,7 @@ def test_a_variable_that_does_not_exist_is_named(monkeypatch):
 
 
 def test_what_must_be_equal_is_equal_where_it_means_the_same(monkeypatch):
-    names = ("MPI4JAX_CHECK", "MPI4JAX_TRANSPORT", "MPI4JAX_USE_CUDA_MPI")
+    names = ("MPI4JAX_CHECK", "MPI4JAX_TRANSPORT", "MPI4JAX_USE_CUDA_MPI", "MPI4JAX_WAIT")
 
     def meanings(**values: str) -> dict[str, str]:
         for name in names:
@@ -77,6 +77,7 @@ def test_what_must_be_equal_is_equal_where_it_means_the_same(monkeypatch):
 
     unset = meanings()
     assert set(unset) <= set(names)
+    assert unset == meanings(MPI4JAX_WAIT="poll") != meanings(MPI4JAX_WAIT="sleep")
     for value in ("samples", "0"):
         assert meanings(MPI4JAX_CHECK=value) == unset
     for value in ("mpi", "staged", "cuda-mpi"):
