@@ -52,8 +52,7 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
         numbers = [_both_counts(p, numbers[0], results[n])]
     elif numbers:
         numbers, q["operand"] = [_peers_of_derivative(*numbers)], "recorded"
-    for tag in {"sendtag", "recvtag"} & q.keys():
-        q[tag] = tag_of_derivative(q[tag])
+    q = of_derivative(q)
     if "env_out" in q:
         q["env_out"] = False
 
@@ -173,6 +172,12 @@ def _of_templates(p: Params, peers: list[Any], cs: Sequence[Any], xs: Sequence[A
 def tag_of_derivative(tag: int | None) -> int | None:
     """Return the tag of a message of a derivative, which no receive of the program matches."""
     return tag if tag is None or tag == MPI.ANY_TAG else tag | DERIVATIVE
+
+
+def of_derivative(p: Params) -> Params:
+    """Return the parameters of an operation on tangents: the same, with such tags."""
+    tags = {"sendtag", "recvtag"} & p.keys()
+    return {**p, **{tag: tag_of_derivative(p[tag]) for tag in tags}}
 
 
 def _peers_of_derivative(peers: Any) -> Any:

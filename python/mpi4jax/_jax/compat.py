@@ -453,10 +453,3 @@ def close_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 def float0_zeros(shape: tuple[int, ...]) -> Any:
     """Return the cotangent of integers."""
     return np.zeros(shape, jax.dtypes.float0)
-
-
-def instantiate(x: Any) -> Any:
-    """Return a value in place of a possible symbolic zero."""
-    if type(x) is ad.Zero:
-        return ad.instantiate_zeros(x)
-    return x

@@ -18,6 +18,7 @@ import jax
 from jax._src import effects, mesh as mesh_lib, source_info_util
 from jax.extend import linear_util as lu
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, primitives
+from jax.interpreters import ad
 from jax.sharding import AbstractMesh, NamedSharding
 
 from . import combining, compat, traces
@@ -467,7 +468,7 @@ def _call(bwd: Any, xs: Sequence[Any]) -> list[Any]:
     outs = bwd.call_wrapped(*xs) if hasattr(bwd, "call_wrapped") else bwd(*xs)
     if len(outs) == 2 and isinstance(outs[0], (list, tuple)):  # from 0.12, with what was logged
         outs = outs[0]
-    return [compat.instantiate(x) for x in outs]
+    return [ad.instantiate_zeros(x) for x in outs]
 
 
 def _cotangent_type(aval: Any) -> Any:

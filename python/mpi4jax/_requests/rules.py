@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching
 from mpi4py import MPI
 
 from .._call.eager import implementation
-from .._diff.derivative import adjoint_of, linear_only, tag_of_derivative
+from .._diff.derivative import adjoint_of, linear_only, of_derivative
 from .._jax import compat
 from .._op.manual import handle_type
 from .._op.primitive import (
@@ -112,11 +112,6 @@ def _wait_batch(
 # ---- Derivatives
 
 
-def _of_derivative(p: Params) -> Params:
-    tags = {"sendtag", "recvtag"} & p.keys()
-    return {**p, **{tag: tag_of_derivative(p[tag]) for tag in tags}}
-
-
 def _refuse_derivative(spec: Spec, p: Params) -> None:
     name, reduction = f"i{spec.name}", p.get("reduction")
     if reduction is not None and reduction.name not in ("SUM", "MEAN"):
@@ -145,7 +140,7 @@ def _start_jvp(primals: Any, tangents: Any, *, of: str, **p: Any) -> tuple[list[
     _refuse_derivative(spec, p)
     out = start_p.bind(*primals, of=of, **p)
     ts = [ad.instantiate_zeros(t) for t in ts]
-    return out, start_p.bind(*ts, *numbers, *token_ts, of=of, **_of_derivative(p))
+    return out, start_p.bind(*ts, *numbers, *token_ts, of=of, **of_derivative(p))
 
 
 @compat.allows_transfers
@@ -159,7 +154,7 @@ def _wait_jvp(
     if type(t) is ad.Zero:
         results = out[: len(out) - len(token_ts)]
         return out, [*map(compat.zero_tangent, results), *token_ts]
-    q = {**_of_derivative(p), "derived": True}
+    q = {**of_derivative(p), "derived": True}
     return out, wait_p.bind(t, *numbers, *token_ts, of=of, buffers=buffers, **q)
 
 

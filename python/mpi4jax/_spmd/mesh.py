@@ -14,12 +14,12 @@ from mpi4py import MPI
 
 from .._jax.named_axes import abstract_mesh
 from .._job.flush import flush
-from .._op.comm import Comm, as_comm, waits_in
+from .._op.comm import Comm, Uncopied, as_comm, waits_in
 
 _current = threading.local()  # .meshes: those of the `with` statements, the innermost last
 
 
-class Mesh:
+class Mesh(Uncopied):
     """Name the axes of a grid of ranks, for :func:`mpi4jax.shard_map`.
 
     As `jax.make_mesh`, with ranks in place of devices: ranks are numbered row by row. The meshes of
@@ -176,12 +176,6 @@ class Mesh:
 
     def __exit__(self, *_: object) -> None:
         _current.meshes = _current.meshes[:-1]
-
-    def __copy__(self) -> Mesh:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Mesh:
-        return self
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -56,10 +56,8 @@ def gatherv(
     See also: :func:`gather`, :func:`allgatherv`, :func:`scatterv`.
     """
     c = as_comm("gatherv", comm)
-    row_counts, to = (
-        _rows.counts_of("gatherv", "counts", counts, c),
-        rank_of("gatherv", "root", root, c),
-    )
+    row_counts = _rows.counts_of("gatherv", "counts", counts, c)
+    to = rank_of("gatherv", "root", root, c)
     rows, receives, sends = _rows.with_root(row_counts, to, c)
     p = {
         "comm": c,
