@@ -7,7 +7,7 @@ use super::status::Status;
 use crate::board::{Entry, Slot};
 use crate::comm::Comm;
 use crate::error::{Cause, Error};
-use crate::ops::{Dtype, Extents, Forms, Halo, Op, Parts, Ragged, Reduction};
+use crate::ops::{Dtype, Extents, Forms, Halo, Op, Parts, Ragged, Reduction, Width};
 
 /// Which part of an operation a program asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +46,8 @@ pub struct Site {
     pub reverse: bool,
     /// `Some` for a halo exchange.
     pub halo: Option<Arc<Halo>>,
+    /// `Some` for an `alltoallv` with the cells of a halo exchange, which XLA packs: the halo exchanges of other ranks match it.
+    pub widths: Option<Box<[Width]>>,
     /// `Some` for the operations that have parts.
     pub parts: Option<Arc<Parts>>,
     /// `Some` for the operations that take counts.
@@ -96,6 +98,7 @@ impl Site {
             reduction: None,
             reverse: false,
             halo: None,
+            widths: None,
             parts: None,
             ragged: None,
             root: 0,
@@ -116,6 +119,11 @@ impl Site {
     /// Its name in Python.
     pub fn name(&self) -> &'static str {
         self.op.name_of(self.phase)
+    }
+
+    /// The ghost cells of a halo exchange, whether the core packs them or XLA does.
+    pub fn widths(&self) -> Option<&[Width]> {
+        self.halo.as_ref().map(|halo| halo.widths()).or(self.widths.as_deref())
     }
 
     /// Where its line is in the slot of this rank.

@@ -79,12 +79,10 @@ fn is_ours(comm: &Comm) -> bool {
 /// Of a site: what has to be equal in each of its calls, and the form of its messages.
 fn base(site: &Site) -> (u64, u64) {
     let mut hasher = DefaultHasher::new();
-    // Where ghost cells are packed by XLA, on a GPU, their exchange is an `alltoallv`: other ranks may be on CPUs.
-    let exchanges_parts = matches!(site.op, Op::HaloExchange | Op::Alltoallv);
-    if !exchanges_parts || check_level() == CheckLevel::Operations {
-        (site.name(), site.reverse, site.halo.as_ref().map(|halo| halo.widths())).hash(&mut hasher);
-    }
-    site.forms.boundary.hash(&mut hasher);
+    // XLA packs ghost cells on some ranks, and the core does on others.
+    let widths = site.widths();
+    let op = if widths.is_some() { Op::HaloExchange } else { site.op };
+    (op.name_of(site.phase), site.reverse, &site.forms.boundary).hash(&mut hasher);
     if site.op.row().has_root {
         site.root.hash(&mut hasher);
     }
@@ -94,6 +92,7 @@ fn base(site: &Site) -> (u64, u64) {
         // Handles differ from rank to rank.
         Some(Reduction::User(_)) => 1.hash(&mut hasher),
     }
+    widths.hash(&mut hasher);
     (hasher.finish(), messages::form(&site.forms.sent, &of_boundary(&site.forms.boundary)))
 }
 
@@ -104,7 +103,9 @@ pub fn print_of(call: &Call, count: usize) -> (u64, u64) {
     let &(base, form) = site.base.get_or_init(|| base(site));
     let dtype = call.send.or(call.recv).map_or(0, |buffer| buffer.dtype().xla_code() as u64 + 1);
     let count = if site.op.row().has_any_size() { 0 } else { count as u64 };
-    let others = call.others.iter().fold(0, |sum, (send, _)| mix(sum, send.dtype().xla_code() as u64));
+    // The blocks of a halo exchange have one data type, and are one operand where XLA packs them.
+    let others = if site.halo.is_some() { &[] } else { call.others };
+    let others = others.iter().fold(0, |sum, (send, _)| mix(sum, send.dtype().xla_code() as u64));
     (mix(base ^ dtype << 56 ^ others, count), form)
 }
 
@@ -372,7 +373,8 @@ fn collective(call: &Call, record: &Record) -> Result<(), Cause> {
         return disagree(call, record);
     }
     // All ranks are at the same operation. Messages of a halo exchange that differ in length are found when they come.
-    call.site.parts.as_ref().map_or(Ok(()), |parts| parts.expect(&told(call, &parts.sent())?))
+    let parts = call.site.parts.as_ref().filter(|_| call.site.widths().is_none());
+    parts.map_or(Ok(()), |parts| parts.expect(&told(call, &parts.sent())?))
 }
 
 /// What each rank sends to this one, where this one sends so much to each.
@@ -389,8 +391,8 @@ fn told(call: &Call, sent: &[u64]) -> Result<Vec<u64>, Cause> {
 
 /// A record, with the ghost cells of a halo exchange: `..., widths 1+1 and 2+0`.
 fn with_widths(call: &Call, record: &Record) -> String {
-    let Some(halo) = &call.site.halo else { return record.to_string() };
-    let widths = halo.widths().iter().map(|width| format!("{}+{}", width.low, width.high));
+    let Some(widths) = call.site.widths() else { return record.to_string() };
+    let widths = widths.iter().map(|width| format!("{}+{}", width.low, width.high));
     format!("{record}, widths {}", widths.collect::<Vec<_>>().join(" and "))
 }
 

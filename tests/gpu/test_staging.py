@@ -98,12 +98,15 @@ from mpi4jax import notoken as nt
 cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size, 1], periods=[True, True])
 x = np.arange(30, dtype=np.float32).reshape(5, 6)  # all ranks hold the same
 np.testing.assert_array_equal(nt.halo_exchange(x, cart), np.pad(x[1:-1, 1:-1], 1, "wrap"))
+for filled in nt.halo_exchange([x, x], cart):
+    np.testing.assert_array_equal(filled, np.pad(x[1:-1, 1:-1], 1, "wrap"))
 np.testing.assert_array_equal(nt.allreduce(jnp.ones(3 << 20), MPI.SUM), np.full(3 << 20, 2))
 print("filled")
 """
 
 
-def test_ranks_on_gpus_and_on_cpus_understand_each_other(mpirun):
+@pytest.mark.parametrize("check", ["", "1"])
+def test_ranks_on_gpus_and_on_cpus_understand_each_other(mpirun, check):
     """On one rank XLA packs ghost cells, on the other the core does. Large arrays go whole."""
-    result = mpirun(2, "-c", MIXED, env=NOWHERE)
+    result = mpirun(2, "-c", MIXED, env={**NOWHERE, "MPI4JAX_CHECK": check})
     assert result.stdout.count("filled") == 2, result.stdout + result.stderr

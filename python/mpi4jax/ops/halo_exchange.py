@@ -56,7 +56,8 @@ def _exchanged(
     if not is_local:
         parts = {"sends": sent.parts, "receives": received.parts}
         message = (cells, of_sent)
-        (cells,) = low.call("alltoallv", message, out=[of_received], in_place=False, parts=parts)
+        attrs = {"parts": parts, "widths": low.p["widths"]}
+        (cells,) = low.call("alltoallv", message, out=[of_received], in_place=False, **attrs)
     fill = lambda cells, *xs: faces.filled(received.boxes, xs, cells)  # noqa: E731
     ys = low.locals(fill, avals, (cells, of_received), *xs)
     return list(zip(ys, avals, strict=True))
