@@ -64,9 +64,10 @@ pub struct Site {
     pub forms: Forms,
     /// The user's source line.
     pub location: Box<str>,
-    /// What ranks compare of it, and where its line is on the board.
+    /// What ranks compare of it, and where its line and the words of its forms are on the board.
     pub base: OnceLock<(u64, u64)>,
     pub words: Entry,
+    pub form: Entry,
     pub checked: OnceLock<Checked>,
     pub reducer: OnceLock<PreparedReduction>,
 }
@@ -113,6 +114,7 @@ impl Site {
             reducer: OnceLock::new(),
             base: OnceLock::new(),
             words: Entry::default(),
+            form: Entry::default(),
         }
     }
 

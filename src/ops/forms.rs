@@ -12,3 +12,48 @@ pub struct Forms {
     /// Of a collective in a `shard_map`: the function with the shapes, dtypes and specs of its arguments, which all ranks have alike.
     pub boundary: Box<str>,
 }
+
+const PLAN: &str = "['ghosts.Plan ";
+const OF_PLAN: &str = ", of ghosts.Plan ";
+const IN_SHARD_MAP: &str = ", in shard_map of ";
+
+impl Forms {
+    /// What a collective belongs to, for reports: `, of ghosts.Plan 2, in shard_map of f([0]: float32[3] P('i'))`. It is equal on all
+    /// ranks. A plan's number is in the name of its leaves, which `ghosts.py` gives them.
+    pub fn belongs_to(&self) -> String {
+        let number = self.sent.strip_prefix(PLAN).and_then(|rest| rest.split_once('\''));
+        let plan = number.map(|(number, _)| format!("{OF_PLAN}{number}")).unwrap_or_default();
+        if self.boundary.is_empty() { plan } else { format!("{plan}{IN_SHARD_MAP}{}", self.boundary) }
+    }
+
+    /// The same of another rank, from words that end with it.
+    pub fn found_in(words: &str) -> &str {
+        let found = [OF_PLAN, IN_SHARD_MAP].into_iter().filter_map(|start| words.find(start)).min();
+        found.map_or("", |start| &words[start..])
+    }
+
+    /// Whether what a collective belongs to, in words, is a plan.
+    pub fn are_of_plan(words: &str) -> bool {
+        words.starts_with(OF_PLAN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Forms;
+
+    #[test]
+    fn a_collective_belongs_to_a_plan_and_a_shard_map() {
+        for (sent, boundary, expected) in [
+            ("['a'] (3)", "", ""),
+            ("['ghosts.Plan 12'] (3)", "", ", of ghosts.Plan 12"),
+            ("['ghosts.Plan 2']['a']", "f()", ", of ghosts.Plan 2, in shard_map of f()"),
+            ("(3)", "f()", ", in shard_map of f()"),
+        ] {
+            let forms = Forms { sent: sent.into(), boundary: boundary.into(), ..Forms::default() };
+            assert_eq!(forms.belongs_to(), expected);
+            assert_eq!(Forms::found_in(&format!("{sent}{expected}")), expected);
+            assert_eq!(Forms::are_of_plan(expected), sent.contains("Plan"));
+        }
+    }
+}

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::board::slot::{MESSAGES, hash};
 use crate::board::{Peer, board, mix, own};
-use crate::call::{Call, Stream};
+use crate::call::{Call, Site, Stream};
 use crate::comm::Comm;
 use crate::mpilib::Tag;
 use crate::ops::{Buffer, Class, Dtype};
@@ -80,13 +80,21 @@ fn peer(comm: &Comm, rank: i32) -> Option<(i32, &'static Peer)> {
     Some((world, own().peer(comm.message_key(), world)))
 }
 
-/// A form of a message: a hash of it, which is compared, and where its words are, with more words.
-pub fn form(words: &str, more: &str) -> u64 {
-    if words.is_empty() && more.is_empty() {
+/// The form of the messages of a site: in the upper half a hash, which is compared, and below 1 if it has words.
+pub fn form(site: &Site) -> u64 {
+    let sent = &site.forms.sent;
+    let compared = if sent.is_empty() { 0 } else { hash(sent) << 32 };
+    compared | u64::from(!sent.is_empty() || !site.forms.belongs_to().is_empty())
+}
+
+/// The same, with where its words are on the board.
+#[inline]
+pub fn with_words(site: &Site, form: u64) -> u64 {
+    if form == 0 {
         return 0;
     }
-    let compared = if words.is_empty() { 0 } else { hash(words) << 32 };
-    compared | u64::from(own().write(&format!("{words}{more}")))
+    let words = || format!("{}{}", site.forms.sent, site.forms.belongs_to());
+    form >> 32 << 32 | u64::from(site.form.at(own(), words))
 }
 
 /// Whether two forms are equal, or one is not known.
@@ -106,8 +114,8 @@ pub fn sends(call: &Call) {
         let place = &peer.prints[peer.noted.fetch_add(1, Ordering::AcqRel) as usize % MESSAGES];
         place[0].store(0, Ordering::Release);
         place[1].store(meaning(buffer.dtype()), Ordering::Relaxed);
-        let (_, form) = call.site.base.get_or_init(|| (0, form(&call.site.forms.sent, "")));
-        place[2].store(*form, Ordering::Relaxed);
+        let &(_, form) = call.site.base.get_or_init(|| (0, form(call.site)));
+        place[2].store(with_words(call.site, form), Ordering::Relaxed);
         place[0].store(key(&buffer, envelope.sendtag), Ordering::Release);
     }
 }
@@ -183,7 +191,10 @@ fn differs(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::ops::{Forms, Op};
 
     fn key_of<T>(values: &mut [T], dtype: Dtype, tag: i32) -> u64 {
         let bytes = size_of_val(values);
@@ -213,7 +224,11 @@ mod tests {
         assert_eq!(meaning(Dtype::Complex64), meaning(Dtype::Float32));
         assert_ne!(meaning(Dtype::Float16), meaning(Dtype::Bfloat16));
         assert_ne!(meaning(Dtype::Int32), meaning(Dtype::Float32));
-        let form = |words| form(words, ", in shard_map of f(x)");
+        let comm = Arc::new(Comm::new("forms", 0, 2));
+        let form = |words: &str| {
+            let forms = Forms { sent: words.into(), boundary: "f(x)".into(), ..Forms::default() };
+            form(&Site { forms, ..Site::new(Op::Allreduce, &comm) })
+        };
         let (one, other) = (form("['a'] (3)"), form("['b'] (3)"));
         assert!(
             are_forms_equal(one, form("['a'] (3)"))

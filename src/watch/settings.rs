@@ -106,14 +106,15 @@ pub fn difference_among(ranks: impl Iterator<Item = i32> + Clone) -> Option<Stri
     difference(&known)
 }
 
-/// Says once that ranks of this host run different builds of this package.
-pub fn compare_builds() {
+/// Whether ranks of this host run different builds of this package, which is said once.
+pub fn builds_differ() -> bool {
     let known = known(board().here().map(|(rank, _)| rank));
-    say_builds(known.into_iter().map(|(rank, (_, build))| (build, rank)).collect());
+    let groups = grouped(known.into_iter().map(|(rank, (_, build))| (build, rank)));
+    say_builds(&groups);
+    groups.len() > 1
 }
 
-fn say_builds(builds: Vec<(String, i32)>) {
-    let groups = grouped(builds);
+fn say_builds(groups: &[(String, Ranks)]) {
     if groups.len() > 1 && board().is_first_to(Once::Builds) {
         let part = |(build, ranks): &(String, Ranks)| format!("{build} on {}", ranks_in_words(ranks));
         let parts = groups.iter().map(part).collect::<Vec<_>>().join(", ");
@@ -135,9 +136,9 @@ pub fn compare_all(settings: &Settings) -> Result<(), Cause> {
     let all = Group::World.all_bytes(&serde_json::to_vec(&ours).unwrap_or_default())?;
     let all: Vec<(Shared, String)> =
         all.iter().map(|text| serde_json::from_slice(text).unwrap_or_default()).collect();
-    let builds = (0..).zip(&all).map(|(rank, (_, build))| (build.clone(), rank)).collect();
+    let builds = grouped((0..).zip(&all).map(|(rank, (_, build))| (build.clone(), rank)));
     if settings.rank == 0 {
-        say_builds(builds);
+        say_builds(&builds);
     }
     let shared: Vec<(i32, Shared)> = (0..).zip(all).map(|(rank, (shared, _))| (rank, shared)).collect();
     difference(&shared).map_or(Ok(()), |message| Err(Cause::Setting { message }))

@@ -234,7 +234,7 @@ impl Observer {
     /// Ranks compare their settings at the first collective of each communicator. But a rank that lacks a setting may wait for a
     /// message, or its settings were not known then.
     fn compare_settings(&self) {
-        settings::compare_builds();
+        settings::builds_differ();
         let differs =
             |members: &Ranks| settings::difference_among(members.iter().collect::<Vec<_>>().into_iter());
         if let Some(difference) = self.waits.collectives().find_map(differs) {

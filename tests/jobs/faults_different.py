@@ -81,6 +81,31 @@ FAULTS = {
         ),
         env=CHECK,
     ),
+    "a plan for ghosts that one rank has made anew, when others have passed": Fault(
+        "c = comm.Dup()\n"
+        "old, new = (nt.ghosts.Plan([rank], [rank ^ 1], comm=c) for _ in range(2))\n"
+        "wait(new.fill(jnp.ones(1)))\n"
+        "if rank == 0: time.sleep(3)\n"
+        "y = wait((old if rank == 0 else new).fill(jnp.ones(1)))\n"
+        "if rank == 0: print('WRONG')",
+        (AFTERWARDS, r"rank 0: .*, of ghosts.Plan 1\n", r"rank [13]: .*, of ghosts.Plan 2\n"),
+        ranks=4,
+        env=LATE,
+        status=1,
+        silent=("WRONG", MAYBE),
+    ),
+    "axes of a mesh in another order": Fault(
+        "mesh, whole = nt.Mesh((2, 2), ('i', 'j')), jax.sharding.PartitionSpec()\n"
+        "a, b = ('i', 'j') if rank else ('j', 'i')\n"
+        "f = lambda x: jax.lax.psum(jax.lax.pmax(x, a), b)\n"
+        "f = nt.shard_map(f, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)\n"
+        "print('WRONG', wait(jax.jit(f)(x)))",
+        (AFTERWARDS, r"rank 0: .*MAX, .*\.comm\((i|j)\)", r"rank [12]: .*SUM, .*\.comm\((i|j)\)"),
+        ranks=4,
+        env=LATE,
+        status=1,
+        silent=("WRONG",),
+    ),
     # ---- Trees of as many bytes, whose leaves would be taken for each other
     **{
         f"trees with other {what}{', compared' * checked}": Fault(
@@ -126,12 +151,36 @@ FAULTS = {
         ]
         for checked in (False, True)
     },
-    "a plan for ghosts that one rank has made anew": Fault(
-        "old, new = (nt.ghosts.Plan([rank], [1 - rank]) for _ in range(2))\n"
-        "wait((new if rank else old).fill(jnp.ones(1)))",
-        (DIFFERENT, r"rank 0: alltoallv.*\['ghosts.Plan 1'\]", r"rank 1: .*\['ghosts.Plan 2'\]"),
-        env=CHECK,
-    ),
+    **{
+        f"a plan for ghosts that one rank has made anew, {words}": Fault(
+            f"c = {of}\n"
+            "make = lambda: nt.ghosts.Plan([rank], [1 - rank], comm=c)\n"
+            "old, new = make(), make()\n"
+            "for _ in range(3): wait(new.fill(jnp.ones(1)))\n"
+            f"f = {function}\n"
+            "print('WRONG', wait(f(new if rank else old)))",
+            (
+                DIFFERENT if env == CHECK else AFTERWARDS,
+                r"rank 0: i?alltoallv.*, of ghosts.Plan 1\n",
+                r"rank 1: i?alltoallv.*, of ghosts.Plan 2\n",
+            ),
+            env=env,
+            status=1,
+            silent=("WRONG",),
+        )
+        for words, of, function, env in [
+            ("compared", "None", "lambda plan: plan.fill(jnp.ones(1))", CHECK),
+            ("in silence", "None", "lambda plan: jax.jit(plan.fill)(jnp.ones(1))", LATE),
+            ("on COMM_WORLD", "comm", "lambda plan: plan.add(jnp.ones(1))", LATE),
+            ("started", "comm", "lambda plan: nt.wait(plan.ifill(jnp.ones(1)))", LATE),
+            (
+                "in a gradient",
+                "comm.Dup()",
+                "lambda plan: jax.grad(lambda x: plan.fill(x).sum())(jnp.ones(1))",
+                LATE,
+            ),
+        ]
+    },
     "ghost cells of trees with other keys": Fault(
         "c = comm.Create_cart([size], periods=[True])\n"
         "wait(nt.halo_exchange({'a': jnp.ones(9), 'b' if rank else 'c': jnp.ones(9)}, c))",
@@ -365,6 +414,28 @@ FAULTS = {
         status=0,
         silent=("mpi4jax:",),
     ),
+    # The rank of ours is held at its part, which mpi4py's does not wait for.
+    **{
+        f"mpi4py's part of {words} is no fault": Fault(
+            "c, i, out = comm.Dup(), np.ones(3, 'f'), np.ones(3, 'f')\n"
+            f"r = ({raw}) if rank == 0 else {ours}\n"
+            "wait(nt.allreduce(x, comm=c))\n"
+            "if r is not None: r.Wait()\n"
+            "print('the end', rank)",
+            ("the end 0", "the end 1"),
+            env=LATE,
+            status=0,
+            silent=("do not match",),
+        )
+        for words, raw, ours in [
+            ("a bcast", "c.Bcast(i)", "[wait(nt.bcast(x, 0, comm=c))].clear()"),
+            (
+                "an iallreduce",
+                "c.Iallreduce(i, out)",
+                "[mpi4jax.wait(mpi4jax.iallreduce(x, comm=c))].clear()",
+            ),
+        ]
+    },
     "what differs rightly": Fault(
         "c, n, other = comm.Dup(), jnp.arange(1, 4), 1 - rank\n"
         "one = lambda f, g: wait(f()) if rank == 0 else wait(g())\n"

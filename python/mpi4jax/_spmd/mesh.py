@@ -16,6 +16,7 @@ from .._jax.named_axes import abstract_mesh
 from .._job.flush import flush
 from .._op.comm import Comm, Uncopied, as_comm, waits_in
 
+_LONGEST_NAME = 60  # Open MPI cuts names after 63 bytes
 _current = threading.local()  # .meshes: those of the `with` statements, the innermost last
 
 
@@ -127,9 +128,11 @@ class Mesh(Uncopied):
             others = [name for name in self.axis_names if name not in names]
             with jax.ensure_compile_time_eval():  # this may be within a function being traced
                 flush()  # operations on the mesh's communicator come before its Split
-            with waits_in(self._known, f"the creation of {self!r}.comm({list(names)!r})"):
-                color = self.index_along(others)
-                self._comms[names] = self._known.mpi.Split(color, self._known.rank)
+            name = f"{self!r}.comm({', '.join(names)})"
+            with waits_in(self._known, f"the creation of {name}"):
+                comm = self._known.mpi.Split(self.index_along(others), self._known.rank)
+            comm.Set_name(name[:_LONGEST_NAME])  # reports say over which axes a collective is
+            self._comms[names] = comm
         return self._comms[names]  # type: ignore[no-any-return]
 
     def axes_of(self, comm: Comm) -> frozenset[str] | None:
