@@ -1,5 +1,6 @@
 """At their end, ranks wait for the making of the default communicator only if it may be made."""
 
+import subprocess
 import textwrap
 
 import pytest
@@ -124,3 +125,27 @@ def test_finalize_without_an_operation(mpirun):
     result = mpirun(2, "-c", program, time_limit=60)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["done", "done"]
+
+
+IN_A_CONTAINER = """
+import os, sys
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")))
+if rank == 1 and "INSIDE" not in os.environ:
+    os.environ["INSIDE"] = "1"
+    os.execvp("unshare", ["unshare", "-m", sys.executable, __file__])
+import numpy as np
+import mpi4jax
+from mpi4jax import notoken
+assert float(notoken.allreduce(np.float32(rank))) == 1
+print("right")
+"""
+
+
+def test_one_rank_is_in_a_container_that_shares_memory(run_job, tmp_path):
+    """All ranks must make the default communicator in the same way."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces may be made here")
+    file = tmp_path / "program.py"
+    file.write_text(IN_A_CONTAINER)
+    job = run_job(2, file, cwd=tmp_path, time_limit=60, env={"JAX_PLATFORMS": "cpu"}, fork=False)
+    assert job.stdout.count("right") == 2, job.stdout + job.stderr

@@ -207,8 +207,10 @@ def test_jobs_of_one_allocation_are_told_apart(monkeypatch):
     # Of a Slurm that has not started the ranks, nothing is believed.
     monkeypatch.setattr(job, "_ancestors", lambda: iter([(3, "bash")]))
     assert "17" not in job.job(2).split("-")
-    # Programs without a launcher, of one shell.
-    assert str(os.getpid()) in job.job(1)
+    # Programs without a launcher, or with an unknown one: of one shell or daemon.
+    assert all(str(os.getpid()) in job.job(size) for size in (1, 2))
+    monkeypatch.setenv("PALS_APID", "a-7")
+    assert job.job(2) == "a-7"
 
 
 def test_pictures_need_matplotlib(monkeypatch, tmp_path, capsys):

@@ -21,7 +21,7 @@ from .._setup.gpus import LOCAL_RANKS
 # parent was one of them ends with it.
 LAUNCHERS = (
     "hydra_pmi_proxy", "slurmstepd", "prterun", "prted", "orted", "mpirun", "mpiexec",
-    "mpiexec.hydra",
+    "mpiexec.hydra", "mpiexec.gforker",
 )  # fmt: skip
 # Options of Hydra's proxies by which they find the mpiexec of their job, and which of its jobs.
 _HYDRA = ("--control-port", "--upstream-host", "--upstream-port", "--pgid")
@@ -100,19 +100,18 @@ def _launched() -> str:
                 return "-".join(filter(None, ("hydra", slurm, options)))
     if name == "slurmstepd" and slurm:
         return f"slurm-{slurm}"
-    return env.get("PMI_JOBID", "")
+    # HPE's PALS and Flux have processes on a host that may start ranks of several jobs.
+    return next(filter(None, map(env.get, ("PALS_APID", "FLUX_JOB_ID", "PMI_JOBID"))), "")
 
 
 def job(size: int) -> str:
     """A name that the processes of this job share; it has ``size`` ranks."""
-    name = _launched()
-    if size == 1:
-        # Also for a rank without a launcher: one shell may start many.
+    name, launcher = _launched(), next((p for p, n in _ancestors() if n in LAUNCHERS), 0)
+    if size == 1 or not (name or launcher):
+        # One shell, or an unknown launcher, may start many jobs: this rank has a name of its own.
         name = f"{name or os.uname().nodename}-{os.getpid()}-{_space()}"
     elif not name:
-        # The processes of one host have one parent.
-        parent = next((p for p, n in _ancestors() if n in LAUNCHERS), os.getppid())
-        name = f"{os.uname().nodename}-{parent}-{_start(parent)}-{_space()}"
+        name = f"{os.uname().nodename}-{launcher}-{_start(launcher)}-{_space()}"
     plain = "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name)
     return plain if len(plain) <= 100 else hashlib.sha256(plain.encode()).hexdigest()[:32]
 
@@ -178,13 +177,17 @@ def _launcher() -> int:
 
 
 def shares_board() -> bool:
-    """Whether all ranks are certainly on this host, and see one board: none is in a container."""
+    """Whether all ranks are certainly on this host, and see one board: the launcher's.
+
+    A container may have another ``/dev/shm`` than its host, or the same one.
+    """
     with contextlib.suppress(OSError):
-        same = os.readlink(f"/proc/{_launcher()}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+        same = os.path.samefile(f"/proc/{_launcher()}/root{_SHARED_MEMORY}", _SHARED_MEMORY)
         return same and on_one_host() and not os.environ.get(_HOST)
     return False
 
 
+_SHARED_MEMORY = "/dev/shm"  # `place` in `src/board/mod.rs`
 # Tests give ranks of one host several.
 _HOST = "MPI4JAX_TEST_HOST"
 
