@@ -1,4 +1,4 @@
-"""Threads of a C library, which sleep in one way or another and then call Python back."""
+"""Threads of a C library, which sleep in one way or another, or compute, and call Python back."""
 
 import functools
 import shutil
@@ -45,6 +45,9 @@ static void *run(void *argument) {
         sem_t semaphore;
         sem_init(&semaphore, 0, 0);
         while (sem_timedwait(&semaphore, &end) == 0) {}
+    } else if (job.how == 4) {
+        struct timespec now;
+        do clock_gettime(CLOCK_REALTIME, &now); while (now.tv_sec < end.tv_sec);
     } else {
         sleep(job.seconds);
     }
@@ -59,7 +62,7 @@ void call_later(callback f, int seconds, int how) {
     pthread_create(&thread, 0, run, job);
 }
 """
-WAYS = ("condition", "epoll", "poll", "semaphore", "sleep")
+WAYS = ("condition", "epoll", "poll", "semaphore", "compute", "sleep")
 
 # `call_later(f, seconds, how)` has a thread of the library call `f`; `LIBRARY` is its file.
 PRELUDE = """\

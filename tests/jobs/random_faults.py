@@ -1,5 +1,7 @@
 """What goes wrong in random jobs (random_jobs.py), and what is said of it."""
 
+import random_outside
+
 # Of a fault, what the output says of it; `{rank}` and `{line}` are those of the fault. Where ranks
 # have done parts of collectives through mpi4py, that one has ended is said, and proves nothing.
 SAYS = {
@@ -15,6 +17,7 @@ SAYS = {
     "takes communicators in another order": r"deadlock",
     "never waits": r"iallreduce .*program.py:{line} was never waited for",
     "has another setting": r"settings differ between ranks: .*{value} on rank {rank}\b",
+    **random_outside.SAYS,
 }
 FAULTS = {
     "ends early": "return",
@@ -30,6 +33,7 @@ FAULTS = {
     "takes communicators in another order": "nt.barrier(comm=a0); mpi4jax.flush(); nt.barrier("
     "comm=b0); mpi4jax.flush()",
     "never waits": "r0 = mpi4jax.iallreduce(mine(0), MPI.SUM, comm={comm})",
+    **random_outside.FAULTS,
 }
 # What no other rank has.
 DIFFERENT_SETTINGS = {"MPI4JAX_CHECK": "1", "MPI4JAX_TRANSPORT": "auto"}

@@ -8,13 +8,15 @@ each on a communicator of its own; communicators are split, renamed, freed and m
 Ghost cells are exchanged. Exit handlers, registered before or after the import, communicate too.
 Threads of a C library call Python back, which communicates. Trees are reduced.
 Each rank has settings of its own, which mean the same.
-Operations are started, and waited for later or never (random_started.py).
+Operations are started, and waited for later or never (random_started.py). Around them, servers are
+asked, pipes are full, ranks are traced, and mpi4py communicates (random_outside.py).
 """
 
 import random
 from dataclasses import dataclass, field
 
 import c_threads
+import random_outside
 import random_started
 from random_faults import DIFFERENT_SETTINGS, FAULTS, SAYS, STARTED
 
@@ -53,7 +55,7 @@ def at_exit():
         world.Abort(1)
 """
 PRELUDE += 'LIBRARY = os.environ.get("CALLS_LATER")\n' + c_threads.PRELUDE
-PRELUDE += random_started.PRELUDE + "def main():\n"
+PRELUDE += random_started.PRELUDE + random_outside.PRELUDE + "def main():\n"
 ENDING = """
 main()
 for y, expected in pending: check(y, expected)
@@ -87,6 +89,7 @@ class Job:
         tells_apart: whether it is known which communicator of a rank is which of another.
         unfinished: how many operations are not waited for when their communicator is freed.
         setting: how the setting that one rank alone has is reported.
+        mute: the rank whose standard error nobody reads.
     """
 
     seed: int
@@ -98,10 +101,13 @@ class Job:
     tells_apart: bool = True
     unfinished: int = 0
     setting: str = ""
+    mute: list[int] = field(default_factory=list)
 
     def says(self) -> str:
         """What is found in the output of a faulty one."""
         name, rank, line = self.fault
+        if rank in self.mute and name in random_outside.SAID_AT_STDERR:
+            return ""
         # It may have done its part by mpi4py, or on a communicator of the same ranks that it freed.
         freed = any("free(" in x.lower() for x in self.lines)
         text = SAYS[name]
@@ -123,7 +129,7 @@ class Job:
             self.lines.append(f"if rank in {tuple(ranks)}: {what}")
 
 
-class Maker(random_started.Starts):
+class Maker(random_started.Starts, random_outside.Outside):
     """Makes a job, step by step."""
 
     def __init__(self, seed: int, fault: bool):
@@ -426,6 +432,8 @@ class Maker(random_started.Starts):
             return
         comm = self.random.choice([c for c in self.usable() if len(c.ranks) > 1])
         name, r = self.random.choice(list(FAULTS)), self.random.choice(comm.ranks)
+        if "thread that computes" in name and c_threads.library() is None:
+            name = "sleeps"
         others = [other for other in comm.ranks if other != r]
         self.finish(lambda one: one.rank == r)
         if name in STARTED:
@@ -448,6 +456,7 @@ class Maker(random_started.Starts):
 
 STEPS = [
     *random_started.STEPS,
+    *random_outside.STEPS,
     *[Maker.collective] * 4,
     *[Maker.message] * 2,
     *[Maker.chain] * 2,

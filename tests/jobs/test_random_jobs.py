@@ -28,7 +28,10 @@ def run(mpirun, tmp_path):
         # A forked rank does not find MPICH's launcher, so it waits for ranks that never import the
         # package.
         result = mpirun(job.size, program, time_limit=limit, env=env, fork=OPEN_MPI)
-        return result.returncode, result.stdout + result.stderr + "\n" + job.source()
+        # What nobody reads at standard error is in the report.
+        reports = [file.read_text() for file in tmp_path.glob("mpi4jax-*/*/report.txt")]
+        said = "".join([result.stdout, result.stderr, *reports])
+        return result.returncode, f"{said}\n{job.source()}"
 
     return run
 
@@ -50,7 +53,8 @@ def test_correct_jobs_stay(run, seed):
     found = len(re.findall("was (?:never waited for|not waited for before its comm)", said))
     found += sum(map(int, re.findall(r"nor were (\d+) others", said)))
     # MPICH says that a communicator is freed when nothing is under way there any more.
-    assert found == job.unfinished if OPEN_MPI else found <= job.unfinished, output
+    is_exact = OPEN_MPI and not job.mute
+    assert found == job.unfinished if is_exact else found <= job.unfinished, output
 
 
 @pytest.mark.timeout(300)
