@@ -24,90 +24,24 @@ from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
 
 from ._numerics import krylov
-from ._numerics.krylov import Info, Space
+from ._numerics.krylov import Info, Reason, check, solve, wide_of
+from ._numerics.space import Space, Vector
 
-__all__ = ["Info", "bicgstab", "block_jacobi", "cg", "gmres", "lsmr", "minres", "norm", "vdot"]
+__all__ = [
+    "Info",
+    "Reason",
+    "bicgstab",
+    "block_jacobi",
+    "cg",
+    "gmres",
+    "lsmr",
+    "minres",
+    "norm",
+    "vdot",
+]
 
-Vector = jax.Array  # this rank's part of one
 Operator = Callable[[Vector], Vector]
-
-
-def _check(name: str, functions: dict[str, Any], x0: Any, like: Any) -> None:
-    for argument, function in functions.items():
-        if not callable(function) and function is not None:
-            raise TypeError(
-                f"{name}: argument '{argument}' must be a function of this rank's elements of a "
-                f"vector, got {type(function).__name__}"
-            )
-    shapes = functools.partial(jax.tree.map, jnp.shape)
-    if x0 is not None and like is not None and shapes(x0) != shapes(like):
-        raise ValueError(
-            f"{name}: argument 'x0' must have the shapes of 'b', {shapes(like)}, got {shapes(x0)}"
-        )
-
-
-def _wide(dtype: Any) -> Any:
-    """Return the dtype of the iteration: in 16 bits, counters end at 256 and squares underflow."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def _solve(
-    name: str,
-    method: Any,
-    A: Any,
-    b: Any,
-    x0: Any,
-    M: Any,
-    space: Space,
-    tol: Any,
-    atol: Any,
-    maxiter: int | None,
-    *,
-    symmetric: bool = False,
-    progress: float = 0.25,
-) -> tuple[Any, Info]:
-    _check(name, {"A": A, "M": M}, x0, b)
-    flat, tree = ravel_pytree(krylov.inexact(b))
-    wide = _wide(flat.dtype)
-
-    def on_flat(f: Any) -> Operator:
-        return lambda v: ravel_pytree(f(tree(v)))[0]
-
-    def in_wide(f: Operator) -> Operator:
-        return lambda v: space.fixed(f(v.astype(flat.dtype)).astype(wide))
-
-    start = jnp.zeros_like(flat) if x0 is None else ravel_pytree(krylov.inexact(x0))[0]
-    start = lax.stop_gradient(start).astype(wide)
-    precondition = (lambda v: v) if M is None else in_wide(on_flat(M))
-
-    def solve(start: Vector, matvec: Operator, b: Vector) -> tuple[Vector, Info]:
-        b = b.astype(wide)
-        scale = krylov.scale_of(space, b)
-        b, A = b / scale, in_wide(matvec)
-        given = space.square(b)
-        small = jnp.maximum(tol**2 * given, (jnp.asarray(atol, given.dtype) / scale) ** 2)
-        most = krylov.most_iterations(space, maxiter, b.size)
-        x, _, square, k = krylov.equation(
-            space,
-            A,
-            b,
-            jnp.where(given == 0, 0, start / scale),
-            functools.partial(method, space, precondition, A),
-            krylov.Limits(small, most, progress),
-        )
-        x = (x * scale).astype(flat.dtype)
-        return x, Info(k, jnp.sqrt(square) * scale, square <= small)
-
-    x, info = lax.custom_linear_solve(
-        on_flat(A),
-        flat,
-        functools.partial(solve, start),
-        # `x0` is not a guess for the solution of another equation.
-        transpose_solve=functools.partial(solve, jnp.zeros_like(start)),
-        symmetric=symmetric and not jnp.iscomplexobj(flat),
-        has_aux=True,
-    )
-    return tree(x), jax.tree.map(lax.stop_gradient, info)
+Monitor = Callable[[Any, Any], Any]
 
 
 def norm(x: Any, *, comm: MPI.Intracomm | None = None, reproducible: bool = False) -> jax.Array:
@@ -163,7 +97,7 @@ def vdot(
             f"vdot: argument 'b' must have the shapes of 'a', {shapes[0]}, got {shapes[1]}"
         )
     one, two = (ravel_pytree(krylov.inexact(v))[0] for v in (a, b))
-    dtype = _wide(jnp.promote_types(one.dtype, two.dtype))
+    dtype = wide_of(jnp.promote_types(one.dtype, two.dtype))
     return Space(comm, reproducible).products((one.astype(dtype), two.astype(dtype)))[0]
 
 
@@ -201,7 +135,7 @@ def block_jacobi(blocks: Any) -> Callable[[Any], Any]:
             f"{matrix.shape}"
         )
     rows = matrix.shape[-1] * (len(matrix) if matrix.ndim == 3 else 1)
-    wide = matrix.astype(_wide(matrix.dtype))
+    wide = matrix.astype(wide_of(matrix.dtype))
     inverse = jnp.linalg.inv(wide) if rows else wide
     inverse = inverse.reshape(-1 if rows else 0, *inverse.shape[-2:])
 
@@ -228,6 +162,7 @@ def cg(
     atol: float = 0.0,
     maxiter: int | None = None,
     M: Any = None,
+    monitor: Monitor | None = None,
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
 ) -> tuple[Any, Info]:
@@ -248,6 +183,10 @@ def cg(
             ranks.
         M: preconditioner: a function like ``A`` that approximates its inverse, Hermitian positive
             definite.
+        monitor: function that each rank calls with the number of the iteration and the residual
+            norm, as the method updates it: first with 0, then after each iteration, and in reverse
+            mode also for the transposed equation. It runs in :func:`jax.debug.callback`, so
+            communication in it is not possible; :func:`jax.effects_barrier` waits for all calls.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         reproducible: whether the bits of the result must not depend on how the vectors are
             distributed.
@@ -255,8 +194,9 @@ def cg(
     Returns:
         Tuple of this rank's elements of the solution, like ``b``, and an :class:`Info`, the same on
         all ranks. The residual norm is computed from the solution. If it is larger than the one
-        that the iteration has updated by recurrence, the iteration is restarted. If a solve stops
-        at ``maxiter`` or stagnates, ``converged`` is False.
+        that the iteration has updated by recurrence, the iteration is restarted. ``info.converged``
+        is True if the tolerance is met, and ``info.reason`` says why the solve has stopped, as a
+        :class:`Reason`.
 
         The iteration computes at least in float32. ``A`` and ``M`` get and return the dtype of
         ``b``. With float16 and bfloat16, the relative residual seldom gets below ``1e-3``.
@@ -280,7 +220,7 @@ def cg(
     See also: :func:`bicgstab`, :func:`gmres`.
     """
     space = Space(comm, reproducible)
-    return _solve("cg", krylov.cg, A, b, x0, M, space, tol, atol, maxiter, symmetric=True)
+    return solve("cg", krylov.cg, A, b, x0, M, space, tol, atol, maxiter, monitor, symmetric=True)
 
 
 def bicgstab(
@@ -292,6 +232,7 @@ def bicgstab(
     atol: float = 0.0,
     maxiter: int | None = None,
     M: Any = None,
+    monitor: Monitor | None = None,
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
 ) -> tuple[Any, Info]:
@@ -311,7 +252,7 @@ def bicgstab(
     See also: :func:`gmres`.
     """
     space = Space(comm, reproducible)
-    return _solve("bicgstab", krylov.bicgstab, A, b, x0, M, space, tol, atol, maxiter)
+    return solve("bicgstab", krylov.bicgstab, A, b, x0, M, space, tol, atol, maxiter, monitor)
 
 
 def gmres(
@@ -324,6 +265,7 @@ def gmres(
     restart: int = 20,
     maxiter: int | None = None,
     M: Any = None,
+    monitor: Monitor | None = None,
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
 ) -> tuple[Any, Info]:
@@ -349,7 +291,7 @@ def gmres(
     See also: :func:`bicgstab`.
     """
     method, space = functools.partial(krylov.gmres, restart), Space(comm, reproducible)
-    return _solve("gmres", method, A, b, x0, M, space, tol, atol, maxiter, progress=1.0)
+    return solve("gmres", method, A, b, x0, M, space, tol, atol, maxiter, monitor, progress=1.0)
 
 
 def minres(
@@ -361,6 +303,7 @@ def minres(
     atol: float = 0.0,
     maxiter: int | None = None,
     M: Any = None,
+    monitor: Monitor | None = None,
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
 ) -> tuple[Any, Info]:
@@ -380,7 +323,9 @@ def minres(
     See also: :func:`cg`, :func:`gmres`.
     """
     space = Space(comm, reproducible)
-    return _solve("minres", krylov.minres, A, b, x0, M, space, tol, atol, maxiter, symmetric=True)
+    return solve(
+        "minres", krylov.minres, A, b, x0, M, space, tol, atol, maxiter, monitor, symmetric=True
+    )
 
 
 def lsmr(
@@ -392,6 +337,7 @@ def lsmr(
     tol: float = 1e-5,
     atol: float = 0.0,
     maxiter: int | None = None,
+    monitor: Monitor | None = None,
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
 ) -> tuple[Any, Info]:
@@ -412,6 +358,7 @@ def lsmr(
         atol: absolute tolerance, see ``tol``.
         maxiter: maximum number of iterations, by default 10 times the number of elements of the
             solution on all ranks.
+        monitor: as of :func:`cg`, but called with ``norm(g)``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         reproducible: whether the bits of the result must not depend on how the vectors are
             distributed, provided that the bits of ``A`` and of its adjoint do not. The adjoint adds
@@ -440,12 +387,12 @@ def lsmr(
 
     See also: :func:`cg`, :func:`minres`.
     """
-    _check("lsmr", {"A": A}, None, None)
+    check("lsmr", {"A": A}, monitor, None, None)
     space = Space(comm, reproducible)
     given, _ = ravel_pytree(krylov.inexact(b))
     start, tree_x = ravel_pytree(krylov.inexact(b if x0 is None else x0))
     dtype = jnp.promote_types(given.dtype, start.dtype)
-    wide = _wide(dtype)
+    wide = wide_of(dtype)
     given, start = given.astype(wide), lax.stop_gradient(start).astype(wide)
     if x0 is None:
         start = jnp.zeros_like(start)
@@ -467,7 +414,7 @@ def lsmr(
         return lambda y: jnp.conj(transposed(jnp.conj(y))[0])
 
     @jax.custom_jvp
-    def solve(given: Vector, *closed: Any) -> tuple[Vector, Info]:
+    def minimum(given: Vector, *closed: Any) -> tuple[Vector, Info]:
         def forward(x: Vector) -> Vector:
             return space.fixed(product(x, *closed))
 
@@ -480,16 +427,17 @@ def lsmr(
         b = given / scale
         of_b = space.square(adjoint(b))
         small = jnp.maximum(tol**2 * of_b, (jnp.asarray(atol, of_b.dtype) / scale) ** 2)
-        limits = krylov.Limits(small, krylov.most_iterations(space, maxiter, start.size), 0.25)
+        most = krylov.most_iterations(space, maxiter, start.size)
+        limits = krylov.Limits(small, most, 0.25, krylov.reporter(monitor, scale))
         first = jnp.where(of_b == 0, 0, start / scale)
-        x, r, square, k = krylov.least_squares(space, forward, adjoint, b, first, limits)
+        x, r, _, k, reason = krylov.least_squares(space, forward, adjoint, b, first, limits)
         left = jnp.sqrt(space.square(r[:rows])) * scale
-        return x * scale, Info(k, left, square <= small)
+        return x * scale, Info(k, left, reason)
 
-    @solve.defjvp
+    @minimum.defjvp
     def of_tangents(primals: Any, tangents: Any) -> Any:
         """Return the gradient of the minimized function stays zero."""
-        x, info = solve(*primals)
+        x, info = minimum(*primals)
 
         def gradient(given: Vector, *closed: Any) -> Vector:
             return adjoint_of(*closed)(given - product(x, *closed))
@@ -504,5 +452,5 @@ def lsmr(
         none: Any = np.zeros((), jax.dtypes.float0)
         return (x, info), (t, Info(none, jnp.zeros_like(info.residual_norm), none))
 
-    x, info = solve(given, *closed)
+    x, info = minimum(given, *closed)
     return tree_x(x.astype(dtype)), jax.tree.map(lax.stop_gradient, info)

@@ -107,6 +107,18 @@ def test_two_level(example):
     assert two < jacobi < none
 
 
+def test_multigrid_does_not_depend_on_the_ranks(example):
+    found = []
+    for ranks in (1, 3):
+        printed = example(ranks, "multigrid.py", "--levels", "2")
+        none, cycle = map(int, re.findall(r"(\d+) iterations, TOLERANCE", printed))
+        assert cycle < none / 4
+        gradient, difference = map(float, re.findall(r"-\d\S+e-\d+", printed))
+        np.testing.assert_allclose(gradient, difference, rtol=1e-2)
+        found.append((none, cycle, gradient))
+    np.testing.assert_allclose(*found, rtol=1e-3)
+
+
 def shallow_water(example, ranks, path, *how, days="0.3"):
     size = ["--size", "48", "24"]
     example(ranks, "shallow_water.py", *size, "--days", days, "--save-state", path, *how)

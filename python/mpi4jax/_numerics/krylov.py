@@ -1,12 +1,14 @@
 """Krylov methods for vectors whose elements are distributed over the ranks.
 
-A method takes a residual, and returns a correction of the solution, with the number of its
-iterations. :func:`solved` calls it until the true residual, not the one that the method updates by
-recurrence, is small, or gets no smaller. Vectors are flat, and have at least 32 bits a number.
+A method takes a residual, and returns a correction of the solution, the number of its iterations,
+and a :class:`Reason` or zero. :func:`solved` calls the method until the true residual, not the one
+that the method updates by recurrence, is small, or gets no smaller. Vectors are flat, and have at
+least 32 bits a number.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,16 +16,36 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
 
 from ..ops import allreduce
 from .base import as_array, as_comm
-from .reproducible import reproducible_sum
+from .space import Space, Vector
 
-Vector = jax.Array  # this rank's part of one
 Operator = Callable[[Vector], Vector]
 
 inexact = functools.partial(jax.tree.map, lambda v: as_array(v) * 1.0)
+
+
+class Reason(enum.IntEnum):
+    """Why a solve has stopped; the value is positive if the solve has converged.
+
+    Attributes:
+        TOLERANCE: the tolerance is met.
+        ITERATIONS: ``maxiter`` was reached.
+        STAGNATION: the residual norm, computed from the solution, falls no more.
+        BREAKDOWN: a divisor of the method is zero, or a number is infinite or NaN.
+        INDEFINITE: in ``cg``, ``A`` or ``M`` is neither positive nor negative definite: the steps
+            along two search directions had different signs, or a direction has no curvature. Use
+            :func:`minres` or :func:`gmres`.
+    """
+
+    TOLERANCE = 1
+    ITERATIONS = -1
+    STAGNATION = -2
+    BREAKDOWN = -3
+    INDEFINITE = -4
 
 
 class Info(NamedTuple):
@@ -32,97 +54,18 @@ class Info(NamedTuple):
     Attributes:
         iterations: number of iterations, counted like ``maxiter``; an integer.
         residual_norm: norm over all ranks of ``b - A(x)``, computed from ``x``; at least float32.
-        converged: whether the tolerance was met.
+        reason: value of a :class:`Reason`, an integer array; outside of :func:`jax.jit`,
+            ``Reason(int(info.reason)).name`` is the name.
+        converged: whether the tolerance was met: ``reason > 0``.
     """
 
     iterations: jax.Array
     residual_norm: jax.Array
-    converged: jax.Array
+    reason: jax.Array
 
-
-class Space:
-    """Inner products and sums of the vectors of a solve.
-
-    With ``reproducible``, their bits do not depend on the distribution of the vectors.
-    """
-
-    def __init__(self, comm: MPI.Intracomm | None, reproducible: bool):
-        self.comm, self.reproducible = comm, reproducible
-
-    def products(self, *pairs: tuple[Any, Vector]) -> list[jax.Array]:
-        """Return inner products, by one reduction. A matrix stands for its rows."""
-        if self.reproducible:
-            terms = [_terms(a, b) for a, b in pairs]
-            sums = reproducible_sum(terms, axis=-1, comm=self.comm)
-            return [_of_parts(parts) for parts in sums]
-        local = [jnp.conj(a) @ b for a, b in pairs]
-        total = allreduce(jnp.concatenate([jnp.atleast_1d(p) for p in local]), comm=self.comm)
-        ends = [0]
-        for p in local:
-            ends.append(ends[-1] + p.size)
-        cut = zip(local, ends, ends[1:], strict=False)
-        return [total[start:end].reshape(p.shape) for p, start, end in cut]
-
-    def square(self, v: Vector) -> jax.Array:
-        """Return the square of the norm."""
-        return self.products((v, v))[0].real
-
-    def fixed(self, x: jax.Array) -> jax.Array:
-        """Return a vector that is rounded before anything is added to it."""
-        return _fixed(x) if self.reproducible else x
-
-    def times(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """Return the product, with each of its parts rounded."""
-        if not self.reproducible:
-            return a * b
-        if not (jnp.iscomplexobj(a) or jnp.iscomplexobj(b)):
-            return _fixed(a * b)
-        re, im = self.times(jnp.real(a), jnp.real(b)), self.times(jnp.real(a), jnp.imag(b))
-        re = re - self.times(jnp.imag(a), jnp.imag(b))
-        return lax.complex(re, im + self.times(jnp.imag(a), jnp.real(b)))
-
-    def plus(self, x: Vector, factor: jax.Array, y: Vector) -> Vector:
-        """``x + factor * y``."""
-        return x + self.times(factor, y)
-
-    def length(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """``sqrt(a**2 + b**2)``."""
-        return jnp.sqrt(self.times(a, a) + self.times(b, b))
-
-    def combined(self, factors: jax.Array, rows: jax.Array) -> Vector:
-        """Return the sum of the rows of a matrix, each with its factor."""
-        if not self.reproducible:
-            return factors @ rows
-        start = jnp.zeros_like(rows[0])
-        each = (factors, rows)
-        return lax.scan(lambda x, row: (self.plus(x, *row), None), start, each)[0]
-
-
-def _terms(a: jax.Array, b: jax.Array) -> list[jax.Array]:
-    """Return the terms of an inner product: products, each of them rounded."""
-    if not jnp.iscomplexobj(a):
-        return [a * b]
-    real = [a.real * b.real, a.imag * b.imag]
-    imaginary = [a.real * b.imag, -a.imag * b.real]
-    return [jnp.concatenate(real, -1), jnp.concatenate(imaginary, -1)]
-
-
-def _of_parts(parts: list[jax.Array]) -> jax.Array:
-    return lax.complex(*parts) if len(parts) == 2 else parts[0]
-
-
-def _fixed(x: jax.Array) -> jax.Array:
-    """Return the number unchanged, but rounded before anything is added to it.
-
-    Whether XLA fuses a multiplication and an addition into one instruction may depend on the length
-    of a vector. It cannot do so across an operation on the bits, even one that changes nothing: the
-    only number whose bits are all set is a NaN.
-    """
-    if jnp.iscomplexobj(x):
-        return lax.complex(_fixed(x.real), _fixed(x.imag))
-    integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
-    bits = lax.bitcast_convert_type(x, integer)
-    return lax.bitcast_convert_type(bits ^ (bits == -1).astype(integer), x.dtype)
+    @property
+    def converged(self) -> jax.Array:
+        return self.reason > 0
 
 
 def _quotient(a: Any, b: Any) -> jax.Array:
@@ -137,11 +80,23 @@ class Limits(NamedTuple):
         square: square of the norm below which the solve has converged.
         most: the number of iterations.
         progress: factor by which the square of the residual has to fall; otherwise the solve stops.
+        report: called with the number of an iteration and the square of the residual's norm.
     """
 
     square: jax.Array
     most: jax.Array
     progress: float
+    report: Callable[[Any, Any], None]
+
+
+def reporter(monitor: Callable[[Any, Any], Any] | None, scale: jax.Array) -> Callable[..., None]:
+    """Return the ``report`` of :class:`Limits` that calls a user's function."""
+
+    def report(k: Any, square: jax.Array) -> None:
+        if monitor is not None:
+            jax.debug.callback(monitor, k, jnp.sqrt(square) * scale)
+
+    return report
 
 
 def most_iterations(space: Space, maxiter: int | None, size: int) -> jax.Array:
@@ -162,79 +117,93 @@ def scale_of(space: Space, b: Vector) -> jax.Array:
     return jnp.ldexp(jnp.ones_like(largest), jnp.maximum(exponent, least))
 
 
+def _if(condition: Any, reason: Any, otherwise: Any) -> jax.Array:
+    return jnp.where(condition, reason, otherwise).astype(jnp.int32)
+
+
 Measure = Callable[[Vector], tuple[Vector, jax.Array]]
-Method = Callable[[Vector, Limits], tuple[Vector, jax.Array]]
+Correction = tuple[Vector, jax.Array, jax.Array]  # with a number of iterations and a reason or zero
+Method = Callable[[Vector, Limits], Correction]
+Solution = tuple[Vector, Vector, jax.Array, jax.Array, jax.Array]  # see `solved`
 
 
-def solved(
-    measure: Measure, method: Method, x: Vector, limits: Limits
-) -> tuple[Vector, Vector, jax.Array, jax.Array]:
+def solved(measure: Measure, method: Method, x: Vector, limits: Limits) -> Solution:
     """Apply corrections by a method until the residual is small.
 
     Args:
         measure: gives the residual of a vector, and the square of the norm that has to be small.
-        method: gives a correction for a residual, and after how many iterations.
+        method: gives a correction for a residual.
         x: where to start.
         limits: when to end.
 
     Returns:
-        The solution, its residual, the square of the norm, and the number of iterations.
+        The solution, its residual, the square of the norm, the number of iterations, and the
+        reason.
     """
 
     def go_on(state: Any) -> Any:
-        *_, square, last, k = state
+        *_, square, last, k, _ = state
         is_better = square < limits.progress * last
         return (k < limits.most) & (square > limits.square) & is_better
 
     def step(state: Any) -> Any:
-        x, r, square, last, k = state
-        d, more = method(r, limits._replace(most=limits.most - k))
+        x, r, square, last, k, _ = state
+        rest = limits._replace(
+            most=limits.most - k, report=lambda more, square: limits.report(k + more, square)
+        )
+        d, more, why = method(r, rest)
         y = x + d
         s, new = measure(y)
+        why = _if(jnp.isfinite(new), why, Reason.BREAKDOWN)
         # The first step is taken even if the norm grew: some methods reduce it only at the end.
         taken = (new < square) | (jnp.isinf(last) & jnp.isfinite(new))
         x, r, new = (jnp.where(taken, a, b) for a, b in ((y, x), (s, r), (new, square)))
-        return x, r, new, square, k + more
+        return x, r, new, square, k + more, why
 
     r, square = measure(x)
-    state = (x, r, square, jnp.full_like(square, jnp.inf), jnp.zeros_like(limits.most))
-    x, r, square, _, k = lax.while_loop(go_on, step, state)
-    return jnp.where(jnp.isnan(square), square, x), r, square, k
+    zero = jnp.zeros_like(limits.most)
+    limits.report(zero, square)
+    state = (x, r, square, jnp.full_like(square, jnp.inf), zero, zero)
+    x, r, square, _, k, why = lax.while_loop(go_on, step, state)
+    why = _if(jnp.isfinite(square), why, Reason.BREAKDOWN)
+    stopped = _if(k < limits.most, Reason.STAGNATION, Reason.ITERATIONS)
+    why = _if(square <= limits.square, Reason.TOLERANCE, _if(why == 0, stopped, why))
+    return jnp.where(jnp.isnan(square), square, x), r, square, k, why
 
 
-def cg(
-    space: Space, M: Operator, A: Operator, r: Vector, limits: Limits
-) -> tuple[Vector, jax.Array]:
+def cg(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Correction:
     """Hestenes and Stiefel, J. Res. Nat. Bur. Standards 49, 1952."""
 
     def measured(r: Vector) -> tuple[Vector, jax.Array, jax.Array]:
         z = M(r)
         gamma, square = space.products((r, z), (r, r))
-        return z, gamma, square.real
+        return z, gamma.real, square.real
 
     def go_on(state: Any) -> Any:
-        *_, gamma, square, k = state
+        *_, gamma, square, _, k = state
         return (k < limits.most) & (square > limits.square) & (gamma != 0)
 
     def step(state: Any) -> Any:
-        x, r, p, gamma, _, k = state
+        x, r, p, gamma, _, last, k = state
         Ap = A(p)
-        (curvature,) = space.products((p, Ap))
+        curvature = space.products((p, Ap))[0].real
         alpha = _quotient(gamma, curvature)
+        # If A and M are definite, all steps have the same sign.
+        indefinite = (curvature == 0) | (alpha * last < 0)
+        alpha = jnp.where(indefinite, 0, alpha)
         x, r = space.plus(x, alpha, p), space.plus(r, -alpha, Ap)
         z, new, square = measured(r)
-        new = jnp.where(curvature == 0, 0, new)  # there is no next direction
-        return x, r, space.plus(z, new / gamma, p), new, square, k + 1
+        limits.report(k + 1, square)
+        new = jnp.where(indefinite, 0, new)  # there is no next direction
+        return x, r, space.plus(z, new / gamma, p), new, square, alpha, k + 1
 
     z, gamma, square = measured(r)
-    state = (jnp.zeros_like(r), r, z, gamma, square, jnp.zeros_like(limits.most))
-    x, *_, k = lax.while_loop(go_on, step, state)
-    return x, k
+    state = (jnp.zeros_like(r), r, z, gamma, square, 0 * gamma, jnp.zeros_like(limits.most))
+    x, *_, gamma, square, _, k = lax.while_loop(go_on, step, state)
+    return x, k, _if((gamma == 0) & (square > limits.square), Reason.INDEFINITE, 0)
 
 
-def bicgstab(
-    space: Space, M: Operator, A: Operator, r: Vector, limits: Limits
-) -> tuple[Vector, jax.Array]:
+def bicgstab(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Correction:
     """van der Vorst, "Bi-CGSTAB", SIAM J. Sci. Stat. Comput. 13, 1992."""
     first, plus = r, space.plus
 
@@ -257,19 +226,21 @@ def bicgstab(
         omega = jnp.where(done, 0, _quotient(ts, tt))
         x, r = plus(plus(x, alpha, Mp), omega, Ms), plus(s, -omega, t)
         new, square = space.products((first, r), (r, r))
+        limits.report(k + 1, square.real)
         beta = new / rho * _quotient(alpha, omega)
         return x, r, plus(r, beta, plus(p, -omega, q)), new, omega, square.real, k + 1
 
     (square,) = space.products((r, r))
     one = jnp.ones_like(square)
     state = (jnp.zeros_like(r), r, r, square, one, square.real, jnp.zeros_like(limits.most))
-    x, *_, k = lax.while_loop(go_on, step, state)
-    return x, k
+    x, *_, rho, omega, square, k = lax.while_loop(go_on, step, state)
+    broken = ((rho == 0) | (omega == 0)) & (square > limits.square)
+    return x, k, _if(broken, Reason.BREAKDOWN, 0)
 
 
 def gmres(
     restart: int, space: Space, M: Operator, A: Operator, r: Vector, limits: Limits
-) -> tuple[Vector, jax.Array]:
+) -> Correction:
     """Run until the next restart: Saad and Schultz, "GMRES", SIAM J. Sci. Stat. Comput. 7, 1986."""
 
     def extend(j: Any, state: Any) -> Any:
@@ -297,12 +268,12 @@ def gmres(
     R = R + jnp.diag(jnp.where(jnp.diag(R) == 0, 1, 0).astype(R.dtype))
     rotated = norm * jnp.conj(Q[0])
     y = lax.linalg.triangular_solve(R, rotated[:, None], left_side=True)[:, 0]
-    return M(space.combined(y, V[:-1])), jnp.ones_like(limits.most)
+    one = jnp.ones_like(limits.most)
+    limits.report(one, jnp.sum(jnp.abs((H @ y).at[0].add(-norm)) ** 2))
+    return M(space.combined(y, V[:-1])), one, 0 * one
 
 
-def minres(
-    space: Space, M: Operator, A: Operator, r: Vector, limits: Limits
-) -> tuple[Vector, jax.Array]:
+def minres(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Correction:
     """Elman, Silvester, Wathen, "Finite Elements and Fast Iterative Solvers", algorithm 4.1."""
     plus, times = space.plus, space.times
 
@@ -328,22 +299,22 @@ def minres(
         above = plus(plus(z, -s0 * gamma, last), -(times(s1, delta) + times(c0 * c1, gamma)), w)
         above = _quotient(above, b)
         x = plus(x, c2 * eta, above)
+        limits.report(k + 1, _quotient((s2 * eta) ** 2, ratio))
         rotations = ((gamma, new), (c1, c2), (s1, s2))
         return x, v, after, z_after, w, above, *rotations, -s2 * eta, k + 1
 
     z, gamma = normed(r)
     # The recurrence has the residual's norm in the inner product of M, so the limit is scaled.
-    small = limits.square * _quotient(gamma**2, space.square(r))
+    ratio = _quotient(gamma**2, space.square(r))
+    small = limits.square * ratio
     none, zero, one = jnp.zeros_like(r), jnp.zeros_like(gamma), jnp.ones_like(gamma)
     rotations = ((zero, gamma), (one, one), (zero, zero))
     state = (none, none, r, z, none, none, *rotations, gamma, jnp.zeros_like(limits.most))
     x, *_, k = lax.while_loop(go_on, step, state)
-    return x, k
+    return x, k, 0 * k
 
 
-def lsmr(
-    space: Space, A: Operator, adjoint: Operator, r: Vector, limits: Limits
-) -> tuple[Vector, jax.Array]:
+def lsmr(space: Space, A: Operator, adjoint: Operator, r: Vector, limits: Limits) -> Correction:
     """Fong and Saunders, "LSMR", SIAM J. Sci. Comput. 33, 2011: sections 2.8 and 5."""
 
     def normed(v: Vector) -> tuple[Vector, jax.Array]:
@@ -366,6 +337,7 @@ def lsmr(
         g = space.plus(h, -_quotient(over * rho, last * old), g)
         x = space.plus(x, _quotient(cosine * zeta, rho * outer), g)
         h = space.plus(v, -_quotient(theta, rho), h)
+        limits.report(k + 1, (sine * zeta) ** 2)
         return x, u, v, h, g, alpha, inner, rho, outer, cosine, sine, -sine * zeta, k + 1
 
     u, beta = normed(r)
@@ -374,12 +346,12 @@ def lsmr(
     scalars = (alpha, alpha, one, one, one, jnp.zeros_like(one), alpha * beta)
     state = (none, u, v, v, none, *scalars, jnp.zeros_like(limits.most))
     x, *_, k = lax.while_loop(go_on, step, state)
-    return x, k
+    return x, k, 0 * k
 
 
 def least_squares(
     space: Space, A: Operator, adjoint: Operator, b: Vector, x: Vector, limits: Limits
-) -> tuple[Vector, Vector, jax.Array, jax.Array]:
+) -> Solution:
     """Run :func:`solved` with :func:`lsmr`, until ``adjoint`` of the residual is small."""
 
     def measure(x: Vector) -> tuple[Vector, jax.Array]:
@@ -391,7 +363,7 @@ def least_squares(
 
 def equation(
     space: Space, A: Operator, b: Vector, x: Vector, method: Method, limits: Limits
-) -> tuple[Vector, Vector, jax.Array, jax.Array]:
+) -> Solution:
     """Run :func:`solved` with a method for ``A(x) = b``."""
 
     def measure(x: Vector) -> tuple[Vector, jax.Array]:
@@ -399,3 +371,85 @@ def equation(
         return r, space.square(r)
 
     return solved(measure, method, x, limits)
+
+
+def check(name: str, functions: dict[str, Any], monitor: Any, x0: Any, like: Any) -> None:
+    """Raise an error about the arguments of a solver."""
+    for argument, function in {**functions, "monitor": monitor}.items():
+        if not callable(function) and function is not None:
+            takes = "this rank's elements of a vector"
+            takes = "an iteration number and a norm" if argument == "monitor" else takes
+            raise TypeError(
+                f"{name}: argument '{argument}' must be a function of {takes}, got "
+                f"{type(function).__name__}"
+            )
+    shapes = functools.partial(jax.tree.map, jnp.shape)
+    if x0 is not None and like is not None and shapes(x0) != shapes(like):
+        raise ValueError(
+            f"{name}: argument 'x0' must have the shapes of 'b', {shapes(like)}, got {shapes(x0)}"
+        )
+
+
+def wide_of(dtype: Any) -> Any:
+    """Return the dtype of the iteration: in 16 bits, counters end at 256 and squares underflow."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def solve(
+    name: str,
+    method: Any,
+    A: Any,
+    b: Any,
+    x0: Any,
+    M: Any,
+    space: Space,
+    tol: Any,
+    atol: Any,
+    maxiter: int | None,
+    monitor: Any,
+    *,
+    symmetric: bool = False,
+    progress: float = 0.25,
+) -> tuple[Any, Info]:
+    check(name, {"A": A, "M": M}, monitor, x0, b)
+    flat, tree = ravel_pytree(inexact(b))
+    wide = wide_of(flat.dtype)
+
+    def on_flat(f: Any) -> Operator:
+        return lambda v: ravel_pytree(f(tree(v)))[0]
+
+    def in_wide(f: Operator) -> Operator:
+        return lambda v: space.fixed(f(v.astype(flat.dtype)).astype(wide))
+
+    start = jnp.zeros_like(flat) if x0 is None else ravel_pytree(inexact(x0))[0]
+    start = lax.stop_gradient(start).astype(wide)
+    precondition = (lambda v: v) if M is None else in_wide(on_flat(M))
+
+    def on_scaled(start: Vector, matvec: Operator, b: Vector) -> tuple[Vector, Info]:
+        b = b.astype(wide)
+        scale = scale_of(space, b)
+        b, A = b / scale, in_wide(matvec)
+        given = space.square(b)
+        small = jnp.maximum(tol**2 * given, (jnp.asarray(atol, given.dtype) / scale) ** 2)
+        most = most_iterations(space, maxiter, b.size)
+        x, _, square, k, reason = equation(
+            space,
+            A,
+            b,
+            jnp.where(given == 0, 0, start / scale),
+            functools.partial(method, space, precondition, A),
+            Limits(small, most, progress, reporter(monitor, scale)),
+        )
+        x = (x * scale).astype(flat.dtype)
+        return x, Info(k, jnp.sqrt(square) * scale, reason)
+
+    x, info = lax.custom_linear_solve(
+        on_flat(A),
+        flat,
+        functools.partial(on_scaled, start),
+        # `x0` is not a guess for the solution of another equation.
+        transpose_solve=functools.partial(on_scaled, jnp.zeros_like(start)),
+        symmetric=symmetric and not jnp.iscomplexobj(flat),
+        has_aux=True,
+    )
+    return tree(x), jax.tree.map(lax.stop_gradient, info)

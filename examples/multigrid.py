@@ -1,0 +1,161 @@
+"""Precondition conjugate gradients with a geometric multigrid cycle.
+
+    mpiexec -n 4 python examples/multigrid.py
+
+The equation is that of stationary heat conduction, -div(k grad u) = f, on the unit square with
+u = 0 at its walls. Values are at cell centers, and blocks of cells are distributed over the ranks.
+One V-cycle is the preconditioner: Chebyshev iterations smooth the error on each grid, and each rank
+solves the coarsest grid directly. The number of iterations hardly depends on the number of cells.
+"""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mpi4py import MPI
+
+import mpi4jax.notoken as mpi4jax
+from mpi4jax.grids import Block, dirichlet
+
+jax.config.update("jax_enable_x64", True)  # float32 rounds residuals of fine grids away
+
+comm = MPI.COMM_WORLD
+CART = comm.Create_cart(MPI.Compute_dims(comm.size, 2), periods=[False, False])
+COARSEST = 8  # cells along each axis
+
+
+def blocks(levels):
+    """Return this rank's block of each grid, from the finest to the coarsest."""
+    coarsest = Block((COARSEST, COARSEST), CART, width=1)
+    lengths = [np.diff(coarsest.layout.ends(axis)) for axis in (0, 1)]
+    return [
+        Block((COARSEST * f,) * 2, CART, width=1, cuts=[f * n for n in lengths])
+        for f in (2**level for level in reversed(range(levels)))
+    ]
+
+
+def operator(block, k):
+    """Return the function u -> -div(k grad u) of this rank's cells, and its diagonal."""
+    k = mpi4jax.halo_exchange(block.with_ghosts(k), block, border="edge")
+    x_faces = (k[1:, 1:-1] + k[:-1, 1:-1]) / 2
+    y_faces = (k[1:-1, 1:] + k[1:-1, :-1]) / 2
+    # A wall is only half a cell away from the center of a cell.
+    (west, east), (south, north) = block.neighbors
+    x_faces = x_faces.at[0].multiply(1 + (west is None)).at[-1].multiply(1 + (east is None))
+    y_faces = y_faces.at[:, 0].multiply(1 + (south is None)).at[:, -1].multiply(1 + (north is None))
+    cells = block.global_shape[0] ** 2
+
+    def apply(u):
+        u = mpi4jax.halo_exchange(block.with_ghosts(u), block, border=0.0, corners=False)
+        x_flux = x_faces * jnp.diff(u[:, 1:-1], axis=0)
+        y_flux = y_faces * jnp.diff(u[1:-1], axis=1)
+        return -cells * (jnp.diff(x_flux, axis=0) + jnp.diff(y_flux, axis=1))
+
+    return apply, cells * (x_faces[1:] + x_faces[:-1] + y_faces[:, 1:] + y_faces[:, :-1])
+
+
+def smoother(apply, diagonal, steps=2):
+    """Return Chebyshev iterations that start from zero, for eigenvalues between 0.5 and 2.
+
+    Those of the operator divided by its diagonal are at most 2. Adams et al., J. Comput. Phys. 188,
+    2003.
+    """
+    middle, half = 1.25, 0.75
+
+    def smooth(r):
+        rho = half / middle
+        step = r / diagonal / middle
+        u = step
+        for _ in range(steps):
+            r = r - apply(step)
+            last, rho = rho, 1 / (2 * middle / half - rho)
+            step = rho * last * step + 2 * rho / half * r / diagonal
+            u = u + step
+        return u
+
+    return smooth
+
+
+def prolong(block, u):
+    """Interpolate linearly to the grid with twice the cells along each axis."""
+    u = mpi4jax.halo_exchange(block.with_ghosts(u), block, border=dirichlet(0.0))
+    for axis in (0, 1):
+        below, center, above = (
+            jax.lax.slice_in_dim(u, k, u.shape[axis] - 2 + k, axis=axis) for k in range(3)
+        )
+        pair = [0.75 * center + 0.25 * below, 0.75 * center + 0.25 * above]
+        shape = [n * 2 if k == axis else n for k, n in enumerate(center.shape)]
+        u = jnp.stack(pair, axis + 1).reshape(shape)
+    return u
+
+
+def direct(block, apply):
+    """Return a solver of the coarsest grid: each rank has the inverse of the whole matrix."""
+    shape, n = block.global_shape, COARSEST**2
+
+    def gathered(x):  # the cells of all ranks, in a row
+        return mpi4jax.allreduce(jnp.zeros(shape).at[block.slices].set(x), comm=comm).ravel()
+
+    unit_vectors = jnp.eye(n).reshape(n, *shape)
+    matrix = jax.vmap(lambda u: gathered(apply(u[block.slices])))(unit_vectors)
+    inverse = jnp.linalg.inv(matrix)
+    return lambda r: (inverse @ gathered(r)).reshape(shape)[block.slices]
+
+
+def v_cycle(grids, k):
+    """Return one multigrid cycle for the first of these grids, as a preconditioner."""
+    block, *coarser = grids
+    apply, diagonal = operator(block, k)
+    if not coarser:
+        return direct(block, apply)
+    smooth = smoother(apply, diagonal)
+    below = coarser[0].shape
+    means = lambda x: x.reshape(below[0], 2, below[1], 2).mean((1, 3))  # noqa: E731
+    correct = v_cycle(coarser, means(k))
+    upwards = lambda u: prolong(coarser[0], u)  # noqa: E731
+    downwards = jax.linear_transpose(upwards, jnp.zeros(below))
+
+    def cycle(r):
+        u = smooth(r)
+        (coarse,) = downwards(r - apply(u))
+        u = u + upwards(correct(coarse / 4))
+        return u + smooth(r - apply(u))
+
+    return cycle
+
+
+def main():
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--levels", type=int, default=4, help="each has twice the cells of the next"
+    )
+    options = parser.parse_args()
+    grids = blocks(options.levels)
+    n = grids[0].global_shape[0]
+    x, y = grids[0].make(lambda i, j: ((i + 0.5) / n, (j + 0.5) / n))
+    x, y = grids[0].without_ghosts((x, y))
+
+    def mean(contrast, preconditioned=True):
+        """Return the mean temperature for a square that conducts better than what is around it."""
+        k = 1 + contrast * ((abs(x - 0.5) < 0.25) & (abs(y - 0.5) < 0.25))
+        M = v_cycle(grids, jax.lax.stop_gradient(k)) if preconditioned else None
+        apply, _ = operator(grids[0], k)
+        u, info = mpi4jax.linalg.cg(apply, jnp.ones_like(x), M=M, comm=comm, maxiter=1000)
+        return mpi4jax.allreduce(u.sum(), comm=comm) / n**2, info
+
+    solve = jax.jit(mean, static_argnums=1)
+    for name, preconditioned in (("none", False), ("multigrid", True)):
+        _, info = solve(10.0, preconditioned)
+        if comm.rank == 0:
+            reason = mpi4jax.linalg.Reason(int(info.reason)).name
+            print(f"{n} x {n} cells, {name}: {info.iterations} iterations, {reason}")
+    slope, _ = jax.jit(jax.grad(mean, has_aux=True))(10.0)
+    slope = comm.allreduce(float(slope))  # each rank has the part of its cells
+    (above, _), (below, _) = solve(10.1, True), solve(9.9, True)
+    if comm.rank == 0:
+        print(f"gradient {slope:.4e}, finite difference {(above - below) / 0.2:.4e}")
+
+
+if __name__ == "__main__":
+    main()
