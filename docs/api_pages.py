@@ -191,6 +191,9 @@ PAGES: dict[str, Page] = {
 }  # fmt: skip
 
 COMMANDS = """\
+`mpi4jax run -n 4 program.py` [starts a program](installation.md#as-root-or-on-few-cores) on ranks
+of this host. `mpi4jax check`, `mpi4jax report` and `mpi4jax timeline` are the following programs.
+
 `python -m mpi4jax` checks the installation, alone or under `mpiexec -n 2`: it prints versions, the
 MPI library, the thread level and the transport, and tests some operations. `--report` prints what
 an issue should contain.

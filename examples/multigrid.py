@@ -16,7 +16,6 @@ import numpy as np
 from mpi4py import MPI
 
 import mpi4jax.notoken as mpi4jax
-from mpi4jax.grids import Block, dirichlet
 
 jax.config.update("jax_enable_x64", True)  # float32 rounds residuals of fine grids away
 
@@ -27,10 +26,10 @@ COARSEST = 8  # cells along each axis
 
 def blocks(levels):
     """Return this rank's block of each grid, from the finest to the coarsest."""
-    coarsest = Block((COARSEST, COARSEST), CART, width=1)
+    coarsest = mpi4jax.grids.Block((COARSEST, COARSEST), CART, width=1)
     lengths = [np.diff(coarsest.layout.ends(axis)) for axis in (0, 1)]
     return [
-        Block((COARSEST * f,) * 2, CART, width=1, cuts=[f * n for n in lengths])
+        mpi4jax.grids.Block((COARSEST * f,) * 2, CART, width=1, cuts=[f * n for n in lengths])
         for f in (2**level for level in reversed(range(levels)))
     ]
 
@@ -79,7 +78,7 @@ def smoother(apply, diagonal, steps=2):
 
 def prolong(block, u):
     """Interpolate linearly to the grid with twice the cells along each axis."""
-    u = mpi4jax.halo_exchange(block.with_ghosts(u), block, border=dirichlet(0.0))
+    u = mpi4jax.halo_exchange(block.with_ghosts(u), block, border=mpi4jax.grids.dirichlet(0.0))
     for axis in (0, 1):
         below, center, above = (
             jax.lax.slice_in_dim(u, k, u.shape[axis] - 2 + k, axis=axis) for k in range(3)

@@ -20,20 +20,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ENVIRONMENT = {
-    # Open MPI refuses to run as root unless told twice (4 and 5 by different names).
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    # It also refuses more ranks than cores, and ties each rank to one core.
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "OMPI_MCA_hwloc_base_binding_policy": "none",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-    # Its libfabric component sleeps for a second in MPI_Init, and is of no use within a machine.
-    "OMPI_MCA_btl": "^ofi",
-}
+# Of a checkout whose package is not installed.
+sys.path.append(str(Path(__file__).resolve().parent.parent / "python"))
+
+from mpi4jax_command import (
+    ENVIRONMENT as FOR_USERS,
+    find_mpiexec as find_mpiexec,
+    prefix_of,
+    with_python,
+)
+
+# Open MPI's libfabric component sleeps for a second in MPI_Init, and is of no use within a machine.
+ENVIRONMENT = {**FOR_USERS, "OMPI_MCA_btl": "^ofi"}
 
 
 ALONE_LIMIT = 10  # seconds
@@ -48,18 +46,6 @@ STOPPED = threading.Event()
 
 # What mpiexec tells its ranks; a job started from within a rank must not see it.
 FROM_MPIEXEC = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL", "MPIR_CVAR_")
-
-
-def find_mpiexec(python: str) -> str:
-    """Return the mpiexec of the MPI that mpi4py loads: it too looks in python's environment
-    first."""
-    if name := os.environ.get("MPIEXEC"):
-        return name
-    path = os.pathsep.join([os.path.dirname(python), *os.get_exec_path()])
-    mpiexec = shutil.which("mpiexec", path=path)
-    if mpiexec is None:
-        raise SystemExit(f"there is no mpiexec, neither beside {python} nor on PATH")
-    return mpiexec
 
 
 def environment_outside_mpi() -> dict[str, str]:
@@ -135,12 +121,6 @@ def end_jobs_at_sigterm() -> None:
     signal.signal(signal.SIGTERM, end)
 
 
-def _prefix(python: str) -> dict[str, str]:
-    """How Open MPI 4.1 from PyPI finds itself. Its mpiexec is a wrapper that says so to ranks."""
-    folder = Path(python).parent
-    return {"OPAL_PREFIX": str(folder.parent)} if (folder / "orterun_wrapper").exists() else {}
-
-
 @contextlib.contextmanager
 def _segments() -> Iterator[dict[str, str]]:
     """A directory of the job's own for Open MPI's shared memory.
@@ -193,7 +173,7 @@ def mpirun(
             [*([find_mpiexec(python), "-n", str(ranks)] if ranks else []), *command],
             env={
                 **ENVIRONMENT,
-                **_prefix(python),
+                **prefix_of(python),
                 **(os.environ if env is None else env),
                 **segments,
             },
@@ -249,9 +229,7 @@ def main() -> int:
     parser.add_argument("--time-limit", type=float, metavar="SECONDS")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    command = options.command
-    if command[0].endswith(".py"):
-        command = [sys.executable, *command]
+    command = with_python(options.command)
     end_jobs_at_sigterm()
     start = time.monotonic()
     status = mpirun(options.ranks, command, time_limit=options.time_limit)
