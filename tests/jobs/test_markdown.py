@@ -23,7 +23,7 @@ for name in sys.argv[1:]:
 """
 
 
-OPTIONAL = re.compile(r"^(?:import|from) (equinox|flax|optimistix)\b", re.MULTILINE)
+OPTIONAL = re.compile(r"^(?:import|from) (diffrax|equinox|flax|optimistix)\b", re.MULTILINE)
 
 
 def is_ordinary(block):
