@@ -90,6 +90,7 @@ __all__ = [
     "experimental",
     "gen_token",
     "notoken",
+    "output",
     "sharding",
     "training",
 ]
@@ -97,6 +98,6 @@ __all__ += _public_names(_common)
 __all__ += _public_names(_functions_with_tokens)
 
 if TYPE_CHECKING:
-    from . import sharding, training
+    from . import output, sharding, training
 else:  # to a type checker, a module with this function has all names
     __getattr__ = _missing_from(__name__, __all__)

@@ -183,7 +183,7 @@ def _on_all(op: str, comm: MPI.Intracomm, f: Callable[[], Any]) -> list[Any]:
     return [result for result, _ in found]
 
 
-def _joined(arrays: list[_Array], comm: MPI.Intracomm) -> list[_Array]:
+def _joined(op: str, arrays: list[_Array], comm: MPI.Intracomm) -> list[_Array]:
     """Return the arrays with the lengths of all ranks, which must have the same arrays."""
 
     def seen(a: _Array) -> tuple[Any, ...]:
@@ -197,7 +197,7 @@ def _joined(arrays: list[_Array], comm: MPI.Intracomm) -> list[_Array]:
         if other != found[0][1]:
             differ = next((p for p in zip(found[0][1], other, strict=False) if p[0] != p[1]), None)
             raise ValueError(
-                f"save: argument 'tree' must have the same arrays on all ranks; rank 0 has "
+                f"{op}: argument 'tree' must have the same arrays on all ranks; rank 0 has "
                 f"{len(found[0][1])} and rank {rank} has {len(other)}"
                 + (f", rank 0 {differ[0]} and rank {rank} {differ[1]}" if differ else "")
             )
@@ -211,17 +211,30 @@ def _joined(arrays: list[_Array], comm: MPI.Intracomm) -> list[_Array]:
     return out
 
 
-def _largest_block(a: _Array, of_ranks: Sequence[list[int] | None]) -> list[int]:
+def _largest_block(op: str, a: _Array, of_ranks: Sequence[list[int] | None]) -> list[int]:
     """Return the shape of the largest block of all ranks; the blocks must make up the array."""
     blocks = [block for block in of_ranks if block is not None]
     covered, elements = sum(map(math.prod, blocks)), math.prod(a.whole)
     if covered != elements:
         raise ValueError(
-            f"save: argument 'layouts': the blocks of array {a.name or 'x'} have {covered} "
+            f"{op}: argument 'layouts': the blocks of array {a.name or 'x'} have {covered} "
             f"elements on the communicator's {len(of_ranks)} ranks; expected {elements}, as in "
             f"shape {a.whole}"
         )
     return [max(axis) for axis in zip(*blocks, strict=True)]
+
+
+def _to_write(
+    op: str, tree: Any, layouts: Any, comm: MPI.Intracomm
+) -> list[tuple[_Array, list[int]]]:
+    """Return the arrays of a tree, each with the shape of the largest block of all ranks."""
+    flush()  # operations that this thread has started may be on the same communicator
+    arrays: list[_Array] = []
+    _on_all(op, comm, store.check_library)
+    _on_all(op, comm, lambda: arrays.extend(_arrays(op, tree, layouts, comm.Get_rank())))
+    arrays = _joined(op, arrays, comm)
+    blocks = zip(*comm.allgather([a.written for a in arrays]), strict=True)
+    return [(a, _largest_block(op, a, b)) for a, b in zip(arrays, blocks, strict=True)]
 
 
 @contextlib.contextmanager
@@ -290,17 +303,12 @@ def save(
     See also: :func:`load`.
     """
     layouts, comm = _known("save", layouts, mesh, comm)
-    flush()  # operations that this thread has started may be on the same communicator
     path = Path(path)
     is_first = comm.Get_rank() == 0
-    arrays: list[_Array] = []
-    _on_all("save", comm, store.check_library)
-    _on_all("save", comm, lambda: arrays.extend(_arrays("save", tree, layouts, comm.Get_rank())))
-    arrays = _joined(arrays, comm)
-    sizes = comm.allgather([a.written for a in arrays])
+    to_write = _to_write("save", tree, layouts, comm)
+    arrays = [a for a, _ in to_write]
     entries = store.entries(
-        (a.name, store.metadata(a.whole, a.dtype, _largest_block(a, blocks)))
-        for a, blocks in zip(arrays, zip(*sizes, strict=True), strict=True)
+        (a.name, store.metadata(a.whole, a.dtype, block)) for a, block in to_write
     )
     folder = path
 

@@ -30,6 +30,7 @@ __all__ = [
     "halo_add",
     "neighbor_allgather",
     "neighbor_alltoall",
+    "output",
     "recv_with_status",
     "scatter_blocks",
     "sendrecv_with_status",
@@ -40,6 +41,6 @@ __all__ += _public_names(_common)
 __all__ += _public_names(ops)
 
 if TYPE_CHECKING:
-    from . import sharding, training
+    from . import output, sharding, training
 else:  # to a type checker, a module with this function has all names
     __getattr__ = _missing_from(__name__, __all__)

@@ -23,7 +23,9 @@ for name in sys.argv[1:]:
 """
 
 
-OPTIONAL = re.compile(r"^(?:import|from) (diffrax|equinox|flax|optimistix)\b", re.MULTILINE)
+OPTIONAL = re.compile(
+    r"^ *(?:import|from) (diffrax|equinox|flax|optimistix|xarray)\b", re.MULTILINE
+)
 
 
 def is_ordinary(block):

@@ -52,7 +52,7 @@ _REDUCTIONS = {
     "multiply": "MPI.PROD",
     "product": "MPI.PROD",
 }
-_LATER = ("sharding", "training")  # public modules that are loaded when they are used
+_LATER = ("output", "sharding", "training")  # public modules that are loaded when they are used
 
 
 def public_names(module: ModuleType) -> list[str]:

@@ -1,0 +1,118 @@
+"""Output for analysis: a store of named arrays along a time axis, which xarray opens.
+
+Ranks write their blocks as for :mod:`mpi4jax.checkpoints`, with TensorStore (``pip install
+tensorstore``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ._numerics import records, store
+from ._spmd.mesh import Mesh
+from .checkpoints import _data, _known, _on_all, _to_write
+
+__all__ = ["append"]
+
+
+def append(
+    path: str | os.PathLike[str],
+    tree: Mapping[str, Any],
+    layouts: Any = None,
+    *,
+    time: float,
+    dims: Mapping[str, Sequence[str]],
+    attrs: Mapping[str, Mapping[str, Any]] | None = None,
+    mesh: Mesh | None = None,
+    comm: MPI.Intracomm | None = None,
+) -> None:
+    """Append a record to a store in zarr's format on a shared file system. Collective.
+
+    ``xarray.open_zarr(path)`` opens the store, also while the job runs: it has all records whose
+    ``append`` has returned. Records at ``time`` or later are replaced, so that a job that restarts
+    from a checkpoint continues its output.
+
+    Args:
+        path: directory of the store, which is made if it does not exist.
+        tree: this rank's arrays, by name. They become arrays with a first axis ``"time"``. An
+            array of one axis whose name is that of the axis is a coordinate, which is written once.
+        layouts: which blocks of the global arrays the rank has, as of
+            :func:`mpi4jax.checkpoints.save`.
+        time: coordinate of the record.
+        dims: for each array, the names of its global axes.
+        attrs: attributes of arrays, such as ``{"h": {"units": "m"}}``; also of ``"time"``. Those of
+            the first record are stored.
+        mesh, comm: as of :func:`mpi4jax.checkpoints.save`.
+
+    Raises:
+        TypeError: if a layout has another type, or an array does not hold numbers.
+        ValueError: if ``dims`` does not name the axes of an array, the arrays differ from those of
+            the store, an array does not have the shape that its layout gives, or the blocks of all
+            ranks do not make up the global array.
+        FileExistsError: if ``path`` exists, is not empty, and is not such a store.
+        OSError: if a rank cannot write.
+        ModuleNotFoundError: if TensorStore is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> path = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
+        >>> rows = mpi4jax.Layout((5, 2), {0: comm.size})
+        >>> h = jnp.ones(rows.block_shape(comm.rank))
+        >>> for step in range(3):
+        ...     mpi4jax.output.append(path, {"h": h}, rows, time=0.5 * step, dims={"h": "yx"})
+
+    See also: :func:`mpi4jax.checkpoints.save`.
+    """
+    layouts, comm = _known("append", layouts, mesh, comm)
+    path, is_first = Path(path), comm.Get_rank() == 0
+    to_write = _to_write("append", dict(tree), layouts, comm)
+    given = {records.TIME: records.time_axis()}
+
+    def begin() -> tuple[dict[str, Any], int] | None:
+        """Return the metadata of the store with the new record, and the number of the record."""
+        for name, (a, block) in zip(sorted(tree), to_write, strict=True):
+            names = [*dims.get(name, ())]
+            if len(names) != len(a.whole):
+                raise ValueError(
+                    f"append: argument 'dims' must name the {len(a.whole)} axes of array "
+                    f"'{name}', got {names}"
+                )
+            given[name] = records.variable(name, a.dtype, [*a.whole], block, names)
+        if not is_first:
+            return None
+        stored = records.read(path)
+        if not stored:
+            for name, meta in given.items():
+                meta["attributes"] = dict((attrs or {}).get(name, {}))
+            records.publish(path, given)
+            return records.with_records(given, 1), 0
+        records.check(path, given, stored)
+        number = records.before(path, stored[records.TIME], time)
+        return records.with_records(stored, number + 1), number
+
+    metas, number = _on_all("append", comm, begin)[0]
+    windows: dict[str, Any] = {records.TIME: ((), np.asarray(time), is_first)}
+    for name, (a, _) in zip(sorted(tree), to_write, strict=True):
+        windows[name] = a.window, _data(a.leaf)[a.inner], a.writes
+
+    def write() -> None:
+        started = []
+        for name, (window, values, writes) in windows.items():
+            has_records = metas[name]["dimension_names"][0] == records.TIME
+            if writes and values.size and (has_records or number == 0):
+                stored = store.open_array(path / name, metas[name]).result()
+                started.append(stored[(number, *window) if has_records else window].write(values))
+        for each in started:
+            each.result()
+
+    _on_all("append", comm, write)
+    _on_all("append", comm, lambda: records.publish(path, metas) if is_first else None)
