@@ -165,7 +165,7 @@ PAGES: dict[str, Page] = {
             Section(
                 "Checkpoints",
                 "mpi4jax.notoken",
-                ["checkpoints.save", "checkpoints.load", "output.append"],
+                ["checkpoints.save", "checkpoints.load", "checkpoints.latest", "output.append"],
                 "[Checkpoints](checkpoints.md) has examples.",
             ),
         ],

@@ -28,7 +28,7 @@ from ._spmd.mesh import Mesh
 from .grids import Block
 from .layouts import comm_of
 
-__all__ = ["load", "save"]
+__all__ = ["latest", "load", "save"]
 
 Window = tuple[slice, ...]
 
@@ -252,6 +252,7 @@ def save(
     tree: Any,
     layouts: Any = None,
     *,
+    keep: int | None = None,
     mesh: Mesh | None = None,
     comm: MPI.Intracomm | None = None,
 ) -> None:
@@ -272,6 +273,9 @@ def save(
             are joined, which may have different lengths; or None for what is the same on all
             ranks, of which rank 0 writes its own. One for the whole tree, or a pytree of them that
             is a prefix of the tree, as ``in_axes`` of :func:`jax.vmap`.
+        keep: number of checkpoints to keep: if ``path`` ends with a number, such as ``run/300``,
+            those in ``run`` with the ``keep`` largest numbers; the others are removed when this one
+            is complete. By default, all are kept.
         mesh: :class:`mpi4jax.Mesh` of the `PartitionSpec`; by default that of ``with mesh:``.
         comm: communicator of the ranks; by default that of the mesh, or a clone of ``COMM_WORLD``.
 
@@ -281,7 +285,8 @@ def save(
     Raises:
         TypeError: if a layout has another type, or an array does not hold numbers.
         ValueError: if an array does not have the shape that its layout gives, if the blocks of all
-            ranks do not make up the global array, or if the arrays differ between ranks.
+            ranks do not make up the global array, if the arrays differ between ranks, or if
+            ``keep`` is less than 1 or given for a path that does not end with a number.
         FileExistsError: if ``path`` exists, is not empty, and is not a checkpoint.
         OSError: if a rank cannot write, or the index is damaged. The previous checkpoint stays.
         ModuleNotFoundError: if TensorStore is not installed.
@@ -300,11 +305,16 @@ def save(
         >>> bool((y["x"] == x).all()), y["step"]
         (True, 1)
 
-    See also: :func:`load`.
+    See also: :func:`load`, :func:`latest`.
     """
     layouts, comm = _known("save", layouts, mesh, comm)
     path = Path(path)
     is_first = comm.Get_rank() == 0
+    if keep is not None and (keep < 1 or not path.name.isdecimal()):
+        raise ValueError(
+            "save: argument 'keep' must be at least 1, and 'path' must end with a number; got "
+            f"{keep} and {str(path)!r}"
+        )
     to_write = _to_write("save", tree, layouts, comm)
     arrays = [a for a, _ in to_write]
     entries = store.entries(
@@ -336,6 +346,36 @@ def save(
             of_all = {k: v for rank in found for k, v in rank[number].items()}
             entry["digests"] = [of_all[k] for k in sorted(of_all)]
         _on_all("save", comm, lambda: store.publish(folder, entries) if is_first else None)
+    if keep is not None and is_first:
+        for old in store.numbered(path.parent)[:-keep]:
+            with contextlib.suppress(OSError, ValueError):  # a damaged one stays
+                store.discard(old)
+
+
+def latest(directory: str | os.PathLike[str], *, comm: MPI.Intracomm | None = None) -> Path | None:
+    """Return the newest checkpoint whose name is a number. Collective.
+
+    Args:
+        directory: where the checkpoints are, such as ``run`` for ``run/100`` and ``run/200``.
+        comm: communicator of the ranks; by default a clone of ``COMM_WORLD``.
+
+    Returns:
+        The path of the complete checkpoint with the largest number, the same on all ranks, or None.
+
+    Example:
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> mpi4jax.checkpoints.latest("none/of/that/name") is None
+        True
+
+    See also: ``keep`` of :func:`save`.
+    """
+    comm = comm_of("latest", comm)
+    flush()
+
+    def found() -> list[Path]:
+        return store.numbered(Path(directory)) if comm.Get_rank() == 0 else []
+
+    return next(reversed(_on_all("latest", comm, found)[0]), None)
 
 
 def load(

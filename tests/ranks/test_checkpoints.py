@@ -5,6 +5,7 @@ import importlib.util
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -210,6 +211,48 @@ def test_killed_at_each_moment(folder, monkeypatch, is_there):
             break
     assert found == {(True, 0), (True, 1), (False, 1)}
     assert at > 20
+
+
+def test_the_newest_are_kept(folder):
+    """Other directories stay, and what is left of a removal that was killed is not the newest."""
+    latest = lambda: checkpoints.latest(folder)
+    assert latest() is None
+    for step in (8, 9, 10, 11):
+        checkpoints.save(f"{folder}/{step}", {"step": step}, keep=3)
+        assert latest() == Path(folder) / str(step)
+    checkpoints.save(f"{folder}/last", {"step": 1})
+    COMM.Barrier()
+    assert {p.name for p in Path(folder).iterdir()} == {"9", "10", "11", "last"}
+    COMM.Barrier()
+    if RANK == 0:
+        (Path(folder) / "11" / "index.json").unlink()  # as when a save is not complete
+    COMM.Barrier()
+    assert latest() == Path(folder) / "10"
+    assert checkpoints.load(latest(), {"step": 0}) == {"step": 10}
+    for path, keep in ((f"{folder}/last", 1), (f"{folder}/12", 0)):
+        with pytest.raises(ValueError, match=r"^save: argument 'keep' must be at least 1, and"):
+            checkpoints.save(path, {"step": 1}, keep=keep)
+
+
+def test_a_removal_is_killed_at_each_moment(folder, monkeypatch):
+    """The checkpoint is complete or not there, and can be removed or saved again."""
+    add_moments(monkeypatch)
+    path, at, found = folder / f"of{RANK}", 0, set()
+    while True:
+        checkpoints.save(path, {"step": at}, comm=MPI.COMM_SELF)
+        with KILL.after(at) as killed:
+            store.discard(path)
+        try:
+            found.add(checkpoints.load(path, {"step": -1}, comm=MPI.COMM_SELF)["step"] == at)
+        except FileNotFoundError:
+            found.add(None)
+        store.discard(path)
+        assert not path.exists() or not any(path.iterdir())
+        at += 1
+        if not killed:
+            break
+    assert found == {True, None}
+    assert at > 3
 
 
 def test_the_library_is_missed_when_a_job_starts(folder, monkeypatch):

@@ -237,6 +237,23 @@ def clean(path: Path) -> None:
         path.rmdir()  # empty if the first save has failed
 
 
+def numbered(directory: Path) -> list[Path]:
+    """Return the complete checkpoints whose names are numbers, the largest last."""
+    inside = directory.iterdir() if directory.is_dir() else ()
+    found = [p for p in inside if p.name.isdecimal() and (p / INDEX).exists()]
+    return sorted(found, key=lambda p: int(p.name))
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint; if the job is killed meanwhile, no index names what is left."""
+    clean(path)
+    if (index := read_index(path)) is not None:
+        _write_json(path / PLAN, PLAN, {"folders": [index]})
+        _sync(path)
+        (path / INDEX).unlink()
+        clean(path)
+
+
 def _remove(folder: Path, arrays: list[Json]) -> None:
     files = [folder / "zarr.json"]
     for a in arrays:
