@@ -30,7 +30,8 @@ pub unsafe fn start(call: &Call) -> Result<Posted, Cause> {
                 // A communicator in which the ranks stand the other way round would have to be made first, by all
                 // ranks together.
                 let (send, recv) = (call.operand()?, call.result()?);
-                let operands = vec![0; site.comm.size as usize * recv.bytes()];
+                // The address of an empty allocation may equal MPI_IN_PLACE.
+                let operands = vec![0; (site.comm.size as usize * recv.bytes()).max(1)];
                 let to = posted.operands.insert(operands).as_mut_ptr().cast();
                 let span = Span::of(send)?;
                 let (n, t) = span.arguments();
