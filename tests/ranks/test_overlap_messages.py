@@ -53,6 +53,8 @@ def test_both_sides_of_a_sendrecv():
     assert int(found["b"]) == LEFT
     x = jnp.ones(2)
     close(mpi4jax.wait(mpi4jax.isendrecv(x, 2 * x, MPI.PROC_NULL, MPI.PROC_NULL)), [2.0, 2.0])
+    with pytest.raises(TypeError, match="isendrecv: argument 'sendbuf' must be an array"):
+        mpi4jax.isendrecv("x", x, LEFT, RIGHT)  # and no receive is under way
     request = mpi4jax.isendrecv(x, x, LEFT, RIGHT)
     assert repr(request) == "<request of isendrecv>"
     mpi4jax.wait(request)

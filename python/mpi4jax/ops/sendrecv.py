@@ -10,7 +10,7 @@ from mpi4py import MPI
 from .._call.definition import define
 from .._op.arguments import ANY_TAG, peer_of, tag_of
 from .._op.comm import as_comm, as_status
-from .._op.packing import check_template
+from .._op.packing import check_template, pack_arguments
 from .._op.plan import Plan, Result
 from .._op.spec import SPECS, Params, T, call
 from .._requests.request import CompositeKind, CompositeRequest, Request
@@ -26,6 +26,8 @@ def _start(
     def one(op: str, x: Any) -> Request[Any]:
         return start(op, (x,), {k: v for k, v in p.items() if k in SPECS[op].params})
 
+    # An error about the send buffer comes before a receive is under way.
+    pack_arguments(SPECS["sendrecv"], args, p)
     sendbuf, recvbuf = args
     return CompositeRequest(
         [one("recv", recvbuf), one("send", sendbuf), ()], CompositeKind("sendrecv", _received)
