@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
+from ._check.whole_arrays import taken
 from ._functions.pvary import pvary
 from ._numerics.base import as_array, current, manual, names_of
 from ._numerics.layout import Layout, Pieces, Shape
@@ -427,6 +428,8 @@ def shard_map(
         if manual.is_inside():  # of another shard_map, where arguments are what its function has
             return on_blocks(*args)
         blocks = jax.tree.map(block, specs, args, is_leaf=is_sharding)
-        return join(on_blocks(*blocks), out_specs, mesh=mesh)
+        with taken():
+            results = on_blocks(*blocks)
+        return join(results, out_specs, mesh=mesh)
 
     return mapped

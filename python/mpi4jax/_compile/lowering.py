@@ -18,6 +18,7 @@ from jax.interpreters import mlir
 from mpi4py import MPI
 
 from .. import _native
+from .._check.whole_arrays import Block
 from .._jax import compat
 from .._jax.workarounds import is_needed
 from .._op import rows
@@ -41,10 +42,12 @@ Avals = list[Any]
 
 
 class _Lowered(threading.local):
-    """The private communicators that the module which this thread lowers makes."""
+    """Of the module that this thread lowers: the private communicators that it makes, and its
+    arguments that are compared when it is first called, by their index from the end."""
 
     def __init__(self) -> None:
         self.makes: list[tuple[Comm, str]] = []
+        self.blocks: list[tuple[int, Block]] = []
 
 
 lowered = _Lowered()

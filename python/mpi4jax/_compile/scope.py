@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
+from .._check import whole_arrays
 from .._check.missing_pvary import warn_of_missing_pvary
 from .._check.misuse import check_misuse
 from .._jax import compat, one_order
@@ -78,7 +79,7 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
     if effect not in jaxpr.effects:
         return jaxpr
     started_here()
-    lowered.makes = []
+    lowered.makes, lowered.blocks = [], whole_arrays.noted(jaxpr.jaxpr)
     check_misuse(jaxpr)
     warn_of_missing_pvary(jaxpr)
     # An exported function shows its effect where it is called. Refs are replaced by JAX below
@@ -91,13 +92,18 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
 def _finish(computation: Any) -> None:
     if is_needed("calls of a token alone"):
         widen(computation.stablehlo())
-    if makes := lowered.makes:
+    makes, blocks = lowered.makes, lowered.blocks
+    if makes or blocks:
+
+        def begins(args: Sequence[Any]) -> None:
+            whole_arrays.compare([(args[k], block) for k, block in blocks])
 
         def ended() -> None:
             for comm, kind in makes:
                 comm.made.add(kind)
+            whole_arrays.look([block for _, block in blocks])
 
-        compat.wait_for_first_call(computation, ended)
+        compat.on_first_call(computation, begins, ended)
 
 
 if not compat.replace_lowered(effect, _hide, _finish, SEVERAL_DEVICES, f"mpi4jax: called {HIDDEN}"):

@@ -60,41 +60,51 @@ def assert_equal(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     :func:`allgather`.
     """
     arrays, structure = as_arrays("assert_equal", "x", x)
-    names = leaf_paths(x, structure)
+    names = [f"leaf {path}" if path else "" for path in leaf_paths(x, structure)]
+    assert_alike("assert_equal", names, arrays, comm)
+    return jax.tree.unflatten(structure, arrays)  # type: ignore[no-any-return]
+
+
+def assert_alike(
+    op: str, names: Sequence[str], arrays: Sequence[Any], comm: MPI.Intracomm | None
+) -> None:
+    """Compare arrays as :func:`assert_equal`: an error has their names, after that of ``op``."""
     leaves = [_Leaf(name, leaf) for name, leaf in zip(names, arrays, strict=True) if leaf.size]
-    compare = functools.partial(_compare_values, leaves, comm)
+    compare = functools.partial(_compare_values, op, leaves, comm)
     # Values with other shapes, or in another order, cannot be compared.
     form = words_of(
-        [f"{name} {leaf.dtype}" for name, leaf in zip(names, arrays, strict=True)],
+        [
+            f"{name.removeprefix('leaf ')} {leaf.dtype}"
+            for name, leaf in zip(names, arrays, strict=True)
+        ],
         [leaf.shape for leaf in arrays],
         _FORM,
     ).encode()
     digest = np.uint32(zlib.crc32(form))
     least = allreduce(jnp.stack([digest, ~digest]), MPI.MIN, comm=comm)
     differs = least[0] != ~least[1]
-    refuse = functools.partial(_compare_forms, form, comm)
+    refuse = functools.partial(_compare_forms, op, form, comm)
     if compat.trace_state_clean():
         refuse() if differs else compare()
     else:
         lax.cond(differs, refuse, compare)
-    return jax.tree.unflatten(structure, arrays)  # type: ignore[no-any-return]
 
 
-def _compare_forms(form: bytes, comm: MPI.Intracomm | None) -> None:
+def _compare_forms(op: str, form: bytes, comm: MPI.Intracomm | None) -> None:
     mine = np.frombuffer(form[:_FORM].ljust(_FORM), np.uint8)
     everyones = allgather(mine, comm=comm)
     if compat.trace_state_clean():
-        _report_forms(everyones)
+        _report_forms(op, everyones)
     else:
-        jax.debug.callback(_report_forms, everyones)
+        jax.debug.callback(functools.partial(_report_forms, op), everyones)
 
 
-def _report_forms(everyones: Any) -> None:
+def _report_forms(op: str, everyones: Any) -> None:
     """Raise the error, if there is one. Under `vmap`, this is also called without an error."""
     found = [np.asarray(form).tobytes().decode(errors="replace").strip() for form in everyones]
     if len(set(found)) > 1:
         words = _by_rank(found)
-        raise AssertionError(f"assert_equal: ranks have different trees or shapes: {words}")
+        raise AssertionError(f"{op}: ranks have different trees or shapes: {words}")
 
 
 def _by_rank(found: Sequence[str]) -> str:
@@ -109,7 +119,7 @@ def _by_rank(found: Sequence[str]) -> str:
     return ", ".join(each)
 
 
-def _compare_values(leaves: Sequence[_Leaf], comm: MPI.Intracomm | None) -> None:
+def _compare_values(op: str, leaves: Sequence[_Leaf], comm: MPI.Intracomm | None) -> None:
     mine = [leaf.bits for leaf in leaves]
     root = bcast(mine, 0, comm=comm)
     # Of each leaf, the first element where any rank differs from rank 0.
@@ -117,7 +127,7 @@ def _compare_values(leaves: Sequence[_Leaf], comm: MPI.Intracomm | None) -> None
     first = allreduce(first, MPI.MIN, comm=comm)
     there = [jnp.take(bits, i, axis=0, mode="clip") for bits, i in zip(mine, first, strict=True)]
     values = allgather(there, comm=comm)
-    report = functools.partial(_report, leaves)
+    report = functools.partial(_report, op, leaves)
     if compat.trace_state_clean():
         report(first, values)
     else:
@@ -133,8 +143,8 @@ class _Leaf:
         dtype: what a row may be shown as.
     """
 
-    def __init__(self, path: str, value: jax.Array):
-        self.path, self.shape = path, value.shape
+    def __init__(self, name: str, value: jax.Array):
+        self.name, self.shape = name, value.shape
         x = lax.stop_gradient(value)
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             x = jax.random.key_data(x)
@@ -156,7 +166,7 @@ class _Leaf:
         index = tuple(int(i) for i in np.unravel_index(place, self.shape))
         shown = [np.ascontiguousarray(row).view(self.dtype) for row in rows]
         each = _by_rank([str(x[0] if x.size == 1 else x) for x in shown])
-        where = [f"leaf {self.path}"] * bool(self.path) + [f"index {index}"] * bool(index)
+        where = [self.name] * bool(self.name) + [f"index {index}"] * bool(index)
         return f"{' at '.join(where)}{': ' * bool(where)}{each}"
 
 
@@ -166,11 +176,11 @@ def _first_difference(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(jnp.any(differs), jnp.argmax(differs), _NOWHERE).astype(np.int32)
 
 
-def _report(leaves: Sequence[_Leaf], first: Sequence[Any], values: Sequence[Any]) -> None:
+def _report(op: str, leaves: Sequence[_Leaf], first: Sequence[Any], values: Sequence[Any]) -> None:
     """Raise the error, if there is one. Under `vmap`, this is also called without an error."""
     where = [i for i, place in enumerate(first) if place < _NOWHERE]
     if not where:
         return
     words = [leaves[i].words(int(first[i]), np.asarray(values[i])) for i in where[:_SHOWN]]
     more = f"; and in {len(where) - _SHOWN} more leaves" if len(where) > _SHOWN else ""
-    raise AssertionError(f"assert_equal: ranks have different values: {'; '.join(words)}{more}")
+    raise AssertionError(f"{op}: ranks have different values: {'; '.join(words)}{more}")

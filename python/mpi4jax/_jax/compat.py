@@ -211,20 +211,25 @@ def replace_lowered(
     return True
 
 
-def wait_for_first_call(computation: Any, ended: Callable[[], None]) -> None:
-    """Have the first call of a lowered function wait for its results, and then call ``ended``."""
+def on_first_call(
+    computation: Any, begins: Callable[[Sequence[Any]], None], ended: Callable[[], None]
+) -> None:
+    """Have the first call of a lowered function call ``begins`` with its arguments, wait for its
+    results, and then call ``ended``."""
 
     def compiled(compile: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         executable = compile(*args, **kwargs)
         with unless_changed(WITHOUT_FIRST_CALLS):
-            _wait_once(executable.unsafe_call, ended)
+            _wait_once(executable.unsafe_call, begins, ended)
         return executable
 
     with unless_changed(WITHOUT_FIRST_CALLS):
         wrap(computation, "compile", compiled)
 
 
-def _wait_once(call: Any, ended: Callable[[], None]) -> None:
+def _wait_once(
+    call: Any, begins: Callable[[Sequence[Any]], None], ended: Callable[[], None]
+) -> None:
     kind: Any = pxla.ExecuteReplicated
     if not isinstance(call, kind):
         raise TypeError
@@ -234,6 +239,7 @@ def _wait_once(call: Any, ended: Callable[[], None]) -> None:
 
         def __call__(self, *args: Any) -> Any:
             self.__class__ = kind
+            begins(args)
             out = jax.block_until_ready(self(*args))
             ended()
             return out

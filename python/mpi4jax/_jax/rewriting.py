@@ -18,12 +18,12 @@ import jax
 from jax._src import effects, mesh as mesh_lib, source_info_util
 from jax.extend import linear_util as lu
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, primitives
-from jax.interpreters import ad
 from jax.sharding import AbstractMesh, NamedSharding
 
 from . import combining, compat, traces
 from .functions import HOLDS, equations, inner_jaxprs, opened, with_functions
 from .named_axes import axes_of, inside, is_plain, plain, value_of
+from .rules import RULES
 
 Collective = Callable[..., Sequence[Any]]  # (params, operands) -> results
 
@@ -243,7 +243,7 @@ class Rewriter:
     def _same(self, eqn: Any) -> dict[str, Any] | None:
         """Return the changes of an equation that stays, or None if others replace it."""
         primitive, params = eqn.primitive, eqn.params
-        if primitive.name in self.collectives or primitive.name in _RULES:
+        if primitive.name in self.collectives or primitive.name in RULES:
             return None
         if primitive is primitives.jit_p:
             inner = self.function(params["jaxpr"])
@@ -251,7 +251,7 @@ class Rewriter:
         if primitive is primitives.custom_jvp_call_p:
             changed = self._custom_jvp(params)
             return {"params": changed, "effects": changed["call_jaxpr"].effects}
-        if any(inner_jaxprs(params)) or _is_of_numpy(params):
+        if any(inner_jaxprs(params)):
             return None
         self._check(eqn)
         if any(isinstance(value, NamedSharding) for value in params.values()):
@@ -348,10 +348,8 @@ class Rewriter:
         ]
 
     def _check(self, eqn: Any) -> None:
-        high_level = eqn.params.get("_prim")
-        if high_level is not None or not self._axes.isdisjoint(axes_of(eqn.params)):
-            name = eqn.primitive.name if high_level is None else type(high_level).__name__
-            raise self.refuse(name, compat.eqn_line(eqn))
+        if not self._axes.isdisjoint(axes_of(eqn.params)):
+            raise self.refuse(eqn.primitive.name, compat.eqn_line(eqn))
 
     def _made(self, eqn: Any, ins: Sequence[Any]) -> ClosedJaxpr:
         """Return the equations that replace one, as a function."""
@@ -376,14 +374,12 @@ class Rewriter:
         collective = self.collectives.get(primitive.name)
         if collective is not None:
             return collective(params, ins)
-        if primitive.name in _RULES:
-            return _RULES[primitive.name](self, params, ins)
+        if primitive.name in RULES:
+            return RULES[primitive.name](self, eqn, ins)
         if primitive is primitives.jit_p:
             return call(self.function(params["jaxpr"]), params["name"], ins)
         if primitive is primitives.custom_jvp_call_p:
             return compat.bind_with(primitive, self._custom_jvp(params), ins)
-        if _is_of_numpy(params):
-            return compat.bind_with(primitive, {"_prim": _without_mesh(params["_prim"])}, ins)
         self._check(eqn)
         rewriter = self if primitive in HOLDS else self.apart
         if over := self._predicate_varies(eqn):
@@ -396,93 +392,23 @@ class Rewriter:
         with self.inside():
             return traces.trace_python(fun, avals)
 
+    def outside(self, fun: Callable[..., Any], types: Any) -> Callable[..., Any]:
+        """Return such a function of pytrees, of these types inside, for values outside."""
 
-def _is_of_numpy(params: dict[str, Any]) -> bool:
-    """Return whether it is a function of `jax.numpy`, as `einsum`: from 0.12, some are high-level
-    primitives, without functions inside that may communicate."""
-    return type(params.get("_prim")).__module__.startswith("jax._src.numpy")
+        def run(*args: Any) -> Any:
+            trees: list[Any] = []
 
+            def flat(*xs: Any) -> list[Any]:
+                leaves, tree = jax.tree.flatten(fun(*jax.tree.unflatten(of_args, xs)))
+                trees.append(tree)
+                return leaves
 
-def _without_mesh(prim: Any) -> Any:
-    """Return the same high-level primitive for types outside of the mesh."""
-    new = copy.copy(prim)
-    vars(new).update({k: jax.tree.map(plain, v) for k, v in vars(prim).items()})
-    return new
+            leaves, of_args = jax.tree.flatten(args)
+            made = self.traced_inside(flat, jax.tree.leaves(types))
+            return jax.tree.unflatten(trees[-1], self.run(made.jaxpr, made.consts, leaves))
+
+        return run
 
 
 def _without_shardings(params: dict[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, NamedSharding) else v for k, v in params.items()}
-
-
-def _custom_vjp(self: Rewriter, params: dict[str, Any], args: list[Any]) -> Sequence[Any]:
-    n = params["num_consts"]
-    consts, args = args[:n], args[n:]
-    inner, thunk, bwd = params["call_jaxpr"], params["fwd_jaxpr_thunk"], params["bwd"]
-    in_avals = inner.in_avals[n:]
-    out_avals = inner.out_avals
-    residuals: list[Any] = []  # their types inside the mesh
-    forwarded: list[Any] = []
-
-    def run(*args: Any) -> list[Any]:
-        return self.run(inner.jaxpr, inner.consts, [*consts, *args])
-
-    fun = jax.custom_vjp(run)
-
-    def forward(*args: Any) -> Any:
-        with self.inside():
-            jaxpr, closed_over = thunk.call_wrapped(*([True] * len(args)))
-        trees = params["out_trees"]()
-        forwarded[:] = (
-            trees[2] if len(trees) > 2 else [None] * (len(jaxpr.outvars) - len(out_avals))
-        )
-        out = self.run(jaxpr, closed_over, list(args))
-        m = len(out) - len(out_avals)
-        residuals[:] = [v.aval for v in jaxpr.outvars[:m]]
-        return out[m:], (out[:m], list(args))
-
-    def backward(saved: Any, cotangents: Any) -> Any:
-        res, primals = saved
-        avals = list(residuals)
-        if len(res) != len(forwarded):  # residuals that are arguments are not among the results
-            rest, types = iter(res), iter(residuals)
-            res = [next(rest) if at is None else primals[at - n] for at in forwarded]
-            avals = [next(types) if at is None else in_avals[at - n] for at in forwarded]
-        avals += map(_cotangent_type, out_avals)
-        back = self.traced_inside(lambda *xs: list(_call(bwd, xs)), avals)
-        out = iter(self.run(back.jaxpr, back.consts, [*res, *cotangents]))
-        return tuple(
-            next(out) if jax.numpy.issubdtype(aval.dtype, jax.numpy.inexact) else _skip(out, aval)
-            for aval in in_avals
-        )
-
-    fun.defvjp(forward, backward)
-    return fun(*args)
-
-
-def _skip(out: Iterator[Any], aval: Any) -> Any:
-    next(out)
-    return compat.float0_zeros(aval.shape)
-
-
-def _call(bwd: Any, xs: Sequence[Any]) -> list[Any]:
-    outs = bwd.call_wrapped(*xs) if hasattr(bwd, "call_wrapped") else bwd(*xs)
-    if len(outs) == 2 and isinstance(outs[0], (list, tuple)):  # from 0.12, with what was logged
-        outs = outs[0]
-    return [ad.instantiate_zeros(x) for x in outs]
-
-
-def _cotangent_type(aval: Any) -> Any:
-    return (
-        aval.to_cotangent_aval() if hasattr(aval, "to_cotangent_aval") else aval.to_tangent_aval()
-    )
-
-
-def _sharding_constraint(self: Rewriter, params: dict[str, Any], args: list[Any]) -> Sequence[Any]:
-    return args  # along axes that are not manual: there, each rank has the whole array
-
-
-_RULES: dict[str, Callable[..., Any]] = {
-    primitives.sharding_constraint_p.name: _sharding_constraint,
-    "reshard": _sharding_constraint,
-    primitives.custom_vjp_call_p.name: _custom_vjp,
-}

@@ -71,6 +71,19 @@ def dual(trace: Any, primal: Any, tangent: Any) -> Any:
     )
 
 
+def origin(x: Any) -> Any:
+    """Return the array that a traced value is, or is the primal of; for a value of a function that
+    is being staged, its variable; None if neither is known."""
+    while (primal := getattr(x, "primal", None)) is not None:
+        x = primal
+    if not isinstance(x, Tracer):
+        return x
+    if not isinstance(x, pe.DynamicJaxprTracer):
+        return None
+    known = getattr(x._trace.frame, "tracer_to_var", None)  # up to JAX 0.7
+    return getattr(x, "val", None) if known is None else known.get(id(x))
+
+
 def primals_of(trace: Any) -> Any:
     """Context manager: compute with the primals of a differentiating trace."""
     return core.set_current_trace(trace.parent_trace)

@@ -51,6 +51,11 @@ def trace_file(name: str, rank: int) -> Path:
     )
 
 
+def compares() -> bool:
+    """Whether anything is compared (not ``MPI4JAX_CHECK=0``)."""
+    return settings.check("MPI4JAX_CHECK").lower() not in settings.FALSE
+
+
 def compares_before() -> bool:
     """Whether collectives are compared before they run (``MPI4JAX_CHECK=1``)."""
     return settings.check("MPI4JAX_CHECK").lower() in settings.TRUE

@@ -1,7 +1,9 @@
 """What the ranks must pass alike to a `shard_map`: structure, shapes, dtypes and specs.
 
 The words for it are a part of each collective of the function, which the ranks compare with the
-collective: this needs no message of its own.
+collective: this needs no message of its own. With `MPI4JAX_CHECK=1`, ranks also compare the values
+of arrays that are not sharded along all axes. A block that is the same array on all ranks is a
+warning.
 """
 
 from __future__ import annotations
@@ -11,6 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+
+from .._check import whole_arrays
+from .._functions.assert_equal import assert_alike
+from .._job.watch import compares, compares_before
+from .collectives import mentioned
+from .mesh import Mesh
 
 _MOST = 160  # characters
 
@@ -29,6 +37,52 @@ def boundary_of(name: str, args: Any, specs: Sequence[Any]) -> str:
     return f"{name}({text})"
 
 
+def _list(axes: Sequence[str]) -> str:
+    return ", ".join(map(repr, axes))
+
+
 def _short(x: Any) -> str:
     aval = jax.typeof(x)
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+
+
+def assert_replicated(
+    mesh: Mesh, axes: frozenset[str], op: str, kind: str, tree: Any, specs: Sequence[Any]
+) -> None:
+    """With `MPI4JAX_CHECK=1`, compare arrays along the axes that do not shard them.
+
+    Raises:
+        AssertionError: if they differ. The error names the argument or result.
+    """
+    if not compares_before():
+        return
+    along: dict[tuple[str, ...], dict[str, Any]] = {}
+    every = tuple(name for name in mesh.axis_names if name in axes and mesh.shape[name] > 1)
+    for (path, x), spec in zip(jax.tree_util.tree_flatten_with_path(tree)[0], specs, strict=True):
+        names = tuple(name for name in every if spec is not None and name not in mentioned(spec))
+        # One axis after the other, if these are not all: there is a communicator of each.
+        for over in (names,) if names == every else ((name,) for name in names):
+            along.setdefault(over, {})[kind + jax.tree_util.keystr(path)] = x
+    for over, named in along.items():
+        if over:
+            words = f"{op}, arrays that are not sharded along {_list(over)}"
+            assert_alike(words, [*named], [*named.values()], mesh.comm(over))
+
+
+def note_blocks(mesh: Mesh, name: str, text: str, args: Any, specs: Sequence[Any]) -> None:
+    """Compare arguments that should be blocks: now, or when a compiled function is called."""
+    if not compares():
+        return
+    for (path, x), spec in zip(jax.tree_util.tree_flatten_with_path(args)[0], specs, strict=True):
+        over = tuple(axis for axis in mentioned(spec) if mesh.shape[axis] > 1)
+        ranks = mesh._ranks_of(over)
+        if over and ranks[0] == 0:
+            words = (
+                f"shard_map: argument {jax.tree_util.keystr(path)} of {name!r} is the same array "
+                f"on all {len(ranks)} ranks along {_list(over)}, but its spec {spec} means that "
+                "each rank passes its own block. If these are whole arrays, pass "
+                f"mpi4jax.sharding.cut(x, {spec}, mesh=mesh) instead, or use "
+                f"mpi4jax.sharding.shard_map, which takes whole arrays"
+            )
+            key = text + jax.tree_util.keystr(path)
+            whole_arrays.note(x, whole_arrays.Block(key, words, mesh._hashes, ranks))

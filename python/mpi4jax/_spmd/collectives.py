@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from mpi4py import MPI
 
 from .. import ops
@@ -40,7 +39,7 @@ from .._op.packing import bind_trees
 from .._op.primitive import bind, has_derivative
 from .._op.spec import SPECS
 from .mesh import Mesh
-from .pvary import pvary
+from .pvary import pvary, shared
 
 Params = dict[str, Any]
 
@@ -305,8 +304,9 @@ class Collectives:
     def leave(self, y: Any, spec: Any) -> Any:
         """Return a result; all ranks along such an axis share its cotangent."""
         axes = () if self.check_vma else self.unmentioned(spec)
-        n = int(np.prod([self.mesh.shape[axis] for axis in axes]))
-        return y if n == 1 or not has_derivative(y) else _share(y, n)
+        if not axes or not has_derivative(y) or self.group({"axes": axes}).size == 1:
+            return y
+        return shared(as_comm("shard_map", self.mesh.comm(axes)), y)
 
     def vary(self, x: Any, axes: Sequence[str]) -> Any:
         return self.group({"axes": axes}).varying([x])[0] if axes else x
@@ -338,8 +338,3 @@ def _rows(offsets: Any, sizes: Any, capacity: int) -> tuple[Any, Any]:
     row = jnp.arange(capacity, dtype=ends.dtype)
     piece = jnp.searchsorted(ends, row, side="right").clip(0, len(sizes) - 1)
     return offsets[piece] + row - (ends[piece] - sizes[piece]), row < ends[-1]
-
-
-def _share(y: Any, n: int) -> Any:
-    """Return the value unchanged; the transpose divides."""
-    return jax.custom_derivatives.linear_call(lambda _, y: y, lambda _, c: c / n, (), y)

@@ -89,7 +89,24 @@ class Mesh(Uncopied):
         known.of_axes.append(self._comms)
         for name in names:
             self.comm(name)
+        if "hashes" not in known.cache:
+            flush()
+            with waits_in(known, f"the creation of {self!r}"):
+                known.cache["hashes"] = known.mpi.Dup()
+            known.of_axes.append({"hashes": known.cache["hashes"]})
         return self
+
+    @property
+    def _hashes(self) -> MPI.Intracomm:
+        """A duplicate of the communicator, for messages of the checks of this package."""
+        return self._known.cache["hashes"]
+
+    def _ranks_of(self, axes: Sequence[str]) -> tuple[int, ...]:
+        """Return the ranks that differ from this one along these axes only."""
+        place = tuple(
+            slice(None) if name in axes else self.coordinates[name] for name in self.axis_names
+        )
+        return tuple(map(int, np.arange(self.size).reshape(self.axis_sizes)[place].ravel()))
 
     @property
     def shape(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""pvary: the identity, whose transpose is a sum over ranks.
+"""pvary: the identity, whose transpose is a sum over ranks; and shared, whose transpose divides.
 
-It is no op: where nothing is differentiated, there is nothing to keep. `shard_map` inserts it at
-constants, too, in functions that do not communicate otherwise.
+They are no operations: where nothing is differentiated, there is nothing to keep. `shard_map`
+inserts `pvary` at constants, too, in functions that do not communicate otherwise.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ pvary_p.multiple_results = True
 
 
 def pvary(comm: Any, xs: Sequence[Any]) -> list[Any]:
-    return _bind(comm, manual.boundary() or True, xs)
+    return _bind(comm, manual.boundary() or True, False, xs)
 
 
-def _bind(comm: Any, spmd: bool | str, xs: Sequence[Any]) -> list[Any]:
-    return pvary_p.bind(*xs, comm=comm, spmd=spmd) if xs else []
+def shared(comm: Any, x: Any) -> Any:
+    """Return a value that all ranks have, and whose cotangent they share."""
+    return _bind(comm, manual.boundary() or True, True, [x])[0]
+
+
+def _bind(comm: Any, spmd: bool | str, is_shared: bool, xs: Sequence[Any]) -> list[Any]:
+    return pvary_p.bind(*xs, comm=comm, spmd=spmd, is_shared=is_shared) if xs else []
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **p: Any) -> tuple[Any, Any]:
@@ -36,8 +41,13 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **p: Any) -> tuple[Any
     return _bind(xs=primals, **p), out
 
 
-def _transpose(cotangents: Sequence[Any], *xs: Any, comm: Any, spmd: bool | str) -> list[Any]:
+def _transpose(
+    cotangents: Sequence[Any], *xs: Any, comm: Any, spmd: bool | str, is_shared: bool
+) -> list[Any]:
     given = [c for c in cotangents if type(c) is not ad.Zero]
+    if is_shared:
+        varied = iter(_bind(comm, spmd, False, given))
+        return [c if type(c) is ad.Zero else next(varied) / comm.size for c in cotangents]
     p = {"comm": comm, "reduction": as_reduction("allreduce", MPI.SUM), "adjoint": False}
     allreduce = manual.of_all_ranks(bind_trees, spmd)
     sums = iter(allreduce(SPECS["allreduce"], (given,), p) if given else ())

@@ -12,9 +12,10 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
+from .._check.whole_arrays import look
 from .._jax import blocks, compat, named_axes, rewriting
 from .._op import manual
-from .boundary import boundary_of
+from .boundary import assert_replicated, boundary_of, note_blocks
 from .collectives import LOCAL, MANY, Collectives, names_of
 from .mesh import Mesh, current
 
@@ -175,8 +176,11 @@ def _evaluate(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any)
     axes = frozenset(how.get("axis_names", mesh.axis_names))
     specs, whole = _whole_arrays(mesh, how["in_specs"], args)
     name = getattr(f, "__name__", "shard_map")
-    world = _world(mesh, axes, how["check_vma"], boundary_of(name, args, specs))
+    text = boundary_of(name, args, specs)
+    world = _world(mesh, axes, how["check_vma"], text)
     values = jax.tree.leaves(args)
+    assert_same = functools.partial(assert_replicated, mesh, axes, f"shard_map of {name!r}")
+    assert_same("arguments", args, specs)
     evaluation = None if blocks.is_staged() else world.evaluation()
     if evaluation is not None:
         pairs = zip(values, specs, strict=True)
@@ -192,11 +196,18 @@ def _evaluate(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any)
 
     functools.update_wrapper(traced, f)
     closed, tree = named_axes.trace_shard_map(traced, whole, mesh=mesh._abstract, **how)
+    eqn = next(e for e in closed.jaxpr.eqns if e.primitive is named_axes.shard_map_p)
+    out_specs = named_axes.specs_of(eqn.params, "out")
+    note_blocks(mesh, name, text, args, specs)
     if evaluation is None:
+        assert_same("constants", closed.consts, [PartitionSpec()] * len(closed.consts))
         outs = world.staged(name, closed, values)
     else:
-        outs = world.left(closed, evaluation.results)
-    return jax.tree.unflatten(tree, outs)
+        outs = world.left(out_specs, evaluation.results)
+        look()
+    found = jax.tree.unflatten(tree, outs)
+    assert_same("results", found, out_specs)
+    return found
 
 
 class _World:
@@ -238,17 +249,14 @@ class _World:
             in_specs = named_axes.specs_of(eqn.params, "in")
             ins = [self.collectives.enter(x, s) for x, s in zip(ins, in_specs, strict=True)]
             body = self.rewriter.function(ClosedJaxpr(eqn.params["jaxpr"], ()))
-            return self._left(eqn, rewriting.call(body, name, ins))
+            return self.left(
+                named_axes.specs_of(eqn.params, "out"), rewriting.call(body, name, ins)
+            )
 
         return compat.evaluate(closed.jaxpr, closed.consts, args, step)
 
-    def left(self, closed: ClosedJaxpr, results: Sequence[Any]) -> list[Any]:
-        """Results of the function, as JAX's equation says that they leave it."""
-        eqns = (e for e in closed.jaxpr.eqns if e.primitive is named_axes.shard_map_p)
-        return self._left(next(eqns), results)
-
-    def _left(self, eqn: Any, results: Sequence[Any]) -> list[Any]:
-        specs = named_axes.specs_of(eqn.params, "out")
+    def left(self, specs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+        """Return results of the function, as they leave it."""
         return [self.collectives.leave(y, s) for y, s in zip(results, specs, strict=True)]
 
 

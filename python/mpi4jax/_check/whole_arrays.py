@@ -1,0 +1,143 @@
+"""A warning if an argument that should be this rank's block is the same array on all ranks.
+
+A program for devices passes the whole array to its `shard_map`. When a function is first called,
+the ranks along the axes that shard an argument send a hash of their blocks to the first of them.
+They send no reply and wait for nothing, because ranks may compile at different times, and some may
+not call the function at all. The first rank looks at what has arrived after its own call, and at
+exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Jaxpr, Var
+from mpi4py import MPI
+
+from .._jax import compat, traces
+
+_SAMPLE = 4096  # elements
+_PATIENCE = 0.2  # seconds, at the first call of a compiled function
+
+
+class _State(threading.local):
+    is_off = False
+
+
+_state = _State()
+
+
+class Block(NamedTuple):
+    """An argument that should be a block.
+
+    Attributes:
+        key: the function and the argument, equal on all ranks.
+        words: what the warning says.
+        comm: a communicator for these hashes alone.
+        ranks: the ranks of ``comm`` that have the blocks of the array.
+    """
+
+    key: str
+    words: str
+    comm: MPI.Intracomm
+    ranks: tuple[int, ...]
+
+
+_noted: dict[int, tuple[Any, Block]] = {}  # by the ids of variables
+_known: dict[tuple[int, str], dict[int, bytes]] = {}  # hashes, by communicator and key
+_expected: dict[tuple[int, str], Block] = {}  # where this rank is the first
+_sent: list[MPI.Request] = []
+
+
+@contextlib.contextmanager
+def taken() -> Iterator[None]:
+    """Context manager: blocks are taken from whole arrays, and nothing is compared."""
+    before, _state.is_off = _state.is_off, True
+    try:
+        yield
+    finally:
+        _state.is_off = before
+
+
+def note(x: Any, block: Block) -> None:
+    """Compare an array, or that of an argument of a compiled function when it is first called."""
+    x = None if _state.is_off else traces.origin(x)
+    if not isinstance(x, Var):
+        compare([(x, block)])
+    else:
+        if len(_noted) > 1024:  # of functions that were traced and not compiled
+            _noted.clear()
+        _noted[id(x)] = x, block
+
+
+def noted(jaxpr: Jaxpr) -> list[tuple[int, Block]]:
+    """Return the arguments of a function that are to be compared, by their index from the end."""
+    n, found = len(jaxpr.invars), []
+    for k, v in enumerate(jaxpr.invars):
+        if id(v) in _noted:
+            found.append((k - n, _noted.pop(id(v))[1]))
+    return found
+
+
+def compare(arrays: Sequence[tuple[Any, Block]]) -> None:
+    """Send the hashes of arrays to the first rank, or expect them there."""
+    for x, block in arrays:
+        key, rank = (MPI._handleof(block.comm), block.key), block.comm.rank
+        digest = None if key in _known and rank in _known[key] else _digest(x)
+        if digest is None:
+            continue
+        _known.setdefault(key, {})[rank] = digest
+        if rank == block.ranks[0]:
+            _expected[key] = block
+        else:
+            _sent[:] = [request for request in _sent if not request.Test()]
+            _sent.append(block.comm.isend((block.key, rank, digest), block.ranks[0]))
+
+
+def look(called: Sequence[Block] = ()) -> None:
+    """Warn of arrays that are the same on all ranks, among those whose hashes have arrived.
+
+    Args:
+        called: arguments of a function that has just been called: wait for their hashes, not long.
+    """
+    until, new = time.monotonic() + _PATIENCE, {block.key for block in called}
+    while _expected:
+        for block in list(_expected.values()):
+            if block.comm == MPI.COMM_NULL:  # freed with the communicator of its mesh
+                _expected.clear()
+                return
+            while message := block.comm.improbe():
+                of, rank, digest = message.recv()
+                _known.setdefault((MPI._handleof(block.comm), of), {})[rank] = digest
+        for key, block in list(_expected.items()):
+            if len(_known[key]) == len(block.ranks):
+                del _expected[key]
+                if len(set(_known[key].values())) == 1:
+                    compat.warn(block.words)
+        if time.monotonic() > until or not any(of in new for _, of in _expected):
+            return
+        time.sleep(0.001)
+
+
+def _digest(x: Any) -> bytes | None:
+    """Return a hash of some elements; None of an array whose elements are equal, as of zeros."""
+    if not hasattr(x, "shape") or not jnp.issubdtype(x.dtype, np.number) or x.size < 2:
+        return None
+    at = np.unravel_index(np.linspace(0, x.size - 1, min(x.size, _SAMPLE), dtype=int), x.shape)
+    with jax.transfer_guard("allow"):
+        few = np.asarray(x)[at] if x.size <= 1 << 16 else np.asarray(x[at])
+    data = few.tobytes()
+    is_constant = data == data[: few.itemsize] * few.size
+    return None if is_constant else hashlib.blake2b(data, digest_size=16).digest()
+
+
+atexit.register(look)

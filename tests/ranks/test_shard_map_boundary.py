@@ -1,0 +1,161 @@
+"""What `mpi4jax.shard_map` says of the values of its arguments."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from reference import COMM, RANK as R, SIZE as N
+
+import mpi4jax
+
+pytestmark = pytest.mark.min_ranks(2)
+ROWS = P("i")
+WAYS = {
+    "eager": lambda f: f,
+    "jit": jax.jit,
+    "grad": jax.grad,
+    "jit of grad": lambda f: jax.jit(jax.grad(f)),
+    "vmap": lambda f: lambda w, x: jax.vmap(lambda w: f(w, x))(jnp.stack([w, w])),
+}
+
+
+def total(w, x):
+    return lax.psum(jnp.sum(w * x["a"]), "i")
+
+
+def mapped(f=total, shard_map=mpi4jax.shard_map, **how):
+    mesh = mpi4jax.Mesh(comm=COMM)
+    return shard_map(f, mesh=mesh, in_specs=(P(), ROWS), out_specs=P(), **how)
+
+
+def named(name):
+    """A function of its own for each test: a warning comes once."""
+
+    def f(w, x):
+        return total(w, x)
+
+    f.__name__ = name.replace(" ", "_")
+    return f
+
+
+ARRAYS = {
+    "whole": (jnp.arange(4.0), True),
+    "whole integers": (np.arange(4), True),
+    "zeros": (jnp.zeros(4), False),
+    "constant": (jnp.full(3, 2.5), False),
+    "one element": (jnp.full(1, 2.5), False),
+    "own": (jnp.arange(4.0) + R, False),
+    "another on one rank": (jnp.arange(4.0) + (R == N - 1), False),
+    "empty": (jnp.zeros((0, 2)), False),
+}
+
+
+@pytest.mark.parametrize("how", ["eager", "jit", "grad", "jit of grad"])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_whole_array_for_a_block_is_a_warning(name, how):
+    x, is_whole = ARRAYS[name]
+    f = WAYS[how](mapped(named(f"{name} {how}")))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            f(2.0, {"a": x})
+        COMM.Barrier()
+        f(2.0, {"a": x})
+    words = [str(w.message) for w in seen if "same array" in str(w.message)]
+    assert len(words) == (is_whole and R == 0)
+    for text in words:
+        assert f"argument [1]['a'] of {f'{name} {how}'.replace(' ', '_')!r}" in text
+        assert "mpi4jax.sharding.cut(x, P('i'" in text
+
+
+def test_blocks_of_whole_arrays_are_no_warning():
+    f = mapped(named("blocks"), mpi4jax.sharding.shard_map)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert f(1.0, {"a": np.tile(np.arange(2.0), N)}) == N
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("what", ["", "arguments[0]", "results", "constants[0]"])
+def test_replicated_arrays_are_compared(what, how, monkeypatch):
+    monkeypatch.setenv("MPI4JAX_CHECK", "1")
+    constant = jnp.arange(300.0) + (what == "constants[0]" and R == 1)
+
+    def f(w, x):
+        y = total(w, x) + constant.sum()
+        return y + lax.axis_index("i") if what == "results" else y
+
+    w = jnp.float32(1 + R if what == "arguments[0]" else 1)
+    call = WAYS[how](mapped(f, check_vma=what != "results"))
+    x = {"a": jnp.arange(2.0) + R}
+    if not what:
+        jax.block_until_ready(call(w, x))
+        return
+    # Outside of `jit`, constants of a function are not known.
+    shown = "results" if what == "constants[0]" and not how.startswith("jit") else what
+    with pytest.raises(Exception, match="ranks have different values") as error:
+        jax.block_until_ready(call(w, x))
+    assert "shard_map of 'f', arrays that are not sharded along 'i': ranks have" in str(error.value)
+    assert shown in str(error.value)
+
+
+@jax.custom_batching.custom_vmap
+def batched_by_rule(x, y):
+    return x + lax.psum(y, "i")
+
+
+@batched_by_rule.def_vmap
+def _rule(size, in_batched, x, y):
+    return x + (100 if in_batched[1] else 10) * lax.psum(y, "i"), True
+
+
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
+@pytest.mark.parametrize("factor", [10, 100])
+def test_the_rule_of_a_custom_vmap(factor, jit):
+    axes = (0, 0 if factor == 100 else None)
+    mesh = mpi4jax.Mesh(comm=COMM)
+    f = mpi4jax.shard_map(batched_by_rule, mesh=mesh, in_specs=(ROWS, ROWS), out_specs=ROWS)
+    x, y = jnp.arange(4.0).reshape(2, 2) + R, jnp.ones(2)
+    out = jit(jax.vmap(f, axes))(x, jnp.stack([y, y]) if factor == 100 else y)
+    np.testing.assert_array_equal(out, x + factor * N)
+
+
+def cube_root(a):
+    """Of a sum over ranks: its derivative is that of the implicit function."""
+
+    def solve(f, z):
+        return lax.fori_loop(0, 30, lambda _, z: z - f(z) / (3 * z**2), z)
+
+    total = lambda z: z**3 - lax.psum(a, "i")
+    return lax.custom_root(total, 0 * a + 1, solve, lambda g, y: y / g(jnp.ones_like(y)))
+
+
+def test_custom_root():
+    mesh = mpi4jax.Mesh(comm=COMM)
+    f = mpi4jax.shard_map(cube_root, mesh=mesh, in_specs=ROWS, out_specs=ROWS)
+    x = jnp.arange(1.0, 4.0)
+    expected = np.cbrt(N * x)
+    for call in (f, jax.jit(f)):
+        np.testing.assert_allclose(call(x), expected, rtol=1e-6)
+        gradient = jax.jit(jax.grad(lambda x, call=call: call(x).sum()))(x)
+        np.testing.assert_allclose(gradient, N / (3 * expected**2), rtol=1e-6)  # of all ranks
+    rows = jnp.stack([x, 2 * x])
+    np.testing.assert_allclose(jax.jit(jax.vmap(f))(rows), np.cbrt(N * rows), rtol=1e-6)
+    inside = mpi4jax.shard_map(
+        jax.grad(lambda x: cube_root(x).sum()), mesh=mesh, in_specs=ROWS, out_specs=ROWS
+    )
+    np.testing.assert_allclose(jax.jit(inside)(x), N / (3 * expected**2), rtol=1e-6)
+
+
+@pytest.mark.ranks(4)
+def test_blocks_are_compared_along_the_other_axis(monkeypatch):
+    monkeypatch.setenv("MPI4JAX_CHECK", "1")
+    mesh = mpi4jax.Mesh((2, 2), ("a", "b"), comm=COMM)
+    f = mpi4jax.shard_map(lambda x: x + 1, mesh=mesh, in_specs=P("a"), out_specs=P("a"))
+    f(jnp.ones(2) * mesh.coordinates["a"])
+    with pytest.raises(AssertionError, match="not sharded along 'b'"):
+        f(jnp.ones(2) * R)
