@@ -110,6 +110,17 @@ def _custom_vmap(self: Rewriter, eqn: Any, args: list[Any]) -> Sequence[Any]:
     return compat.bind_with(custom_vmap_p, changed, args)
 
 
+def _linear_call(self: Rewriter, eqn: Any, args: list[Any]) -> Sequence[Any]:
+    def transpose() -> tuple[Any, Any]:
+        with self.inside():
+            inner, consts = eqn.params["transpose_thunk"]()
+        return self.function(inner), consts
+
+    callee = self.function(eqn.params["callee"])
+    changed = {**eqn.params, "callee": callee, "transpose_thunk": transpose}
+    return compat.bind_with(eqn.primitive, changed, args)
+
+
 def _high_level(self: Rewriter, eqn: Any, args: list[Any]) -> Sequence[Any]:
     """Of a primitive that is an object of Python, as some are from JAX 0.12 on."""
     prim, name = eqn.params["_prim"], type(eqn.params["_prim"]).__name__
@@ -146,5 +157,6 @@ RULES: dict[str, Callable[[Any, Any, list[Any]], Sequence[Any]]] = {
     "reshard": _sharding_constraint,
     primitives.custom_vjp_call_p.name: _custom_vjp,
     custom_vmap_p.name: _custom_vmap,
+    "linear_call": _linear_call,
     "call_hi_primitive": _high_level,
 }

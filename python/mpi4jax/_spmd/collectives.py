@@ -198,6 +198,7 @@ class Collectives:
             "pmin": functools.partial(self.reduced, MIN),
             "pvary": self.pvary,
             "pbroadcast": self.pbroadcast,
+            "pbroadcast_dynamic": self.pbroadcast_dynamic,
             "all_gather": self.all_gather,
             "all_gather_invariant": self.all_gather_invariant,
             "reduce_scatter": self.reduce_scatter,
@@ -245,6 +246,12 @@ class Collectives:
         group = self.group(p)
         root = group.order[p["source"]]
         return group.varying([ops.bcast(x, root, comm=group.comm) for x in xs])
+
+    def pbroadcast_dynamic(self, p: Params, xs: list[Any]) -> list[Any]:
+        x, source = xs
+        (index,) = self.axis_index(p, [])
+        x = jnp.where(index == source, x, jnp.zeros_like(x))
+        return self.group(p).reduced(SUM, [x], is_invariant=False)
 
     def all_gather(self, p: Params, xs: list[Any]) -> list[Any]:
         return [self._placed(p, y) for y in self.group(p).gathered(xs)]

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AxisType
 from mpi4py import MPI
 
+from .._jax import compat
 from .._jax.named_axes import abstract_mesh
 from .._job.flush import flush
 from .._op.comm import Comm, Uncopied, as_comm, waits_in
@@ -26,7 +27,7 @@ class Mesh(Uncopied):
     As `jax.make_mesh`, with ranks in place of devices: ranks are numbered row by row. The meshes of
     one communicator with the same shape and names are one object. All ranks of ``comm`` make the
     first such mesh together, because that creates a communicator for each axis. ``with mesh:``
-    makes it the default of :func:`mpi4jax.shard_map`, as `jax.set_mesh` does with a mesh of JAX.
+    and `jax.set_mesh` make it the default of :func:`mpi4jax.shard_map`.
 
     Args:
         axis_shapes: number of ranks along each axis; their product is the size of ``comm``. One of
@@ -191,7 +192,7 @@ class Mesh(Uncopied):
         return [int(r) for r in ranks.transpose(back).ravel()]
 
     def __enter__(self) -> Mesh:
-        _current.meshes = [*getattr(_current, "meshes", ()), self]
+        _set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -219,8 +220,32 @@ class Mesh(Uncopied):
         return f"Mesh({axes})"
 
 
+class _Set:
+    """What `jax.set_mesh` returns for a mesh of ranks: the mesh is set, until a ``with`` ends."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        _set(mesh)
+
+    def __enter__(self) -> Mesh:
+        return self.mesh
+
+    def __exit__(self, *_: object) -> None:
+        self.mesh.__exit__()
+
+
+def _set(mesh: Mesh) -> None:
+    _current.meshes = [*getattr(_current, "meshes", ()), mesh]
+
+
+if hasattr(jax, "set_mesh"):  # from JAX 0.8 on
+    compat.wrap(
+        jax, "set_mesh", lambda of_jax, mesh: (_Set if isinstance(mesh, Mesh) else of_jax)(mesh)
+    )
+
+
 def current() -> Mesh | None:
-    """Return the mesh of the innermost ``with`` statement of this thread."""
+    """Return the mesh of the innermost ``with`` statement of this thread, or of `jax.set_mesh`."""
     meshes = getattr(_current, "meshes", None)
     return meshes[-1] if meshes else None
 
