@@ -75,6 +75,7 @@ LONG = [
         "shallow_water_with_halo_exchange",
         "shallow_water_writes_pictures",
         "two_level",
+        "transformer",
         "checkpoint",
     )
 ]

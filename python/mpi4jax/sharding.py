@@ -19,9 +19,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
-from ._check.whole_arrays import taken
 from ._functions.pvary import pvary
-from ._numerics.base import as_array, current, manual, names_of
+from ._numerics.base import as_array, current, manual, names_of, taken
 from ._numerics.layout import Layout, Pieces, Shape
 from ._spmd.mesh import Mesh
 from ._spmd.shard_map import shard_map as _of_blocks

@@ -51,6 +51,13 @@ def test_ring_attention(example, run_job, tmp_path):
     assert "3 parts; gradients differ by" in alone.stdout, alone.stderr
 
 
+def test_transformer(example):
+    """On two meshes of four ranks, and then on one rank, from the same checkpoint."""
+    pytest.importorskip("tensorstore")
+    meshes = [f"--mesh={mesh}" for mesh in ("2,1,2", "1,2,2", "1,1,1")]
+    assert "as in one process: True" in example(4, "transformer.py", *meshes)
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_pipeline(example, ranks):
     printed = example(ranks, "pipeline.py").splitlines()

@@ -28,6 +28,7 @@ EAGERLY = [
     and name != "mutable_arrays"
     and not PROGRAMS[name].grid
 ]
+CHECKED = [case for case in CASES if not PROGRAMS[case[0]].grid][::8]
 # Those that depend most on how many ranks there are: `make test` runs them on 1 and 4, too.
 ON_GRIDS = [(name, mesh) for name, mesh in CASES if PROGRAMS[name].grid]
 
@@ -84,6 +85,14 @@ def test_ranks_of_a_grid_as_devices(name, grid, on_devices):
 def test_ranks_as_devices_outside_of_jit(name, grid, on_devices):
     """Evaluated equation by equation, values and the derivatives that are taken outside."""
     compare(name, grid, on_devices, jit=lambda f: f)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name, grid, on_devices", cases("lines", CHECKED), indirect=["on_devices"])
+def test_ranks_as_devices_with_checks_of_jax(name, grid, on_devices):
+    """JAX checks the types in each function that it makes of what is rewritten."""
+    with jax.enable_checks(True):
+        compare(name, grid, on_devices)
 
 
 def compare(name, grid, on_devices, jit=jax.jit):

@@ -225,7 +225,7 @@ def test_a_jax_without_first_calls(jax_has, monkeypatch, caplog):
 
 def test_a_jax_without_compile_there(caplog):
     compat.warn_of_changed_jax.cache_clear()
-    compat.wait_for_first_call(types.SimpleNamespace(), lambda: None)
+    compat.on_first_call(types.SimpleNamespace(), lambda args: None, lambda: None)
     assert len(caplog.records) == 1
 
 

@@ -1,6 +1,7 @@
-"""Rules for functions that users have given rules of their own: how they are rewritten.
+"""How functions are rewritten that users have given rules of their own.
 
-A rule of the user's is traced inside of the mesh when JAX needs it.
+A rule of the user's is traced inside of the mesh when JAX needs it. The functions here have a
+`Rewriter` (`rewriting.py`) as their first argument.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax._src import core
@@ -19,11 +20,8 @@ from jax.interpreters import ad
 from . import compat
 from .named_axes import plain
 
-if TYPE_CHECKING:
-    from .rewriting import Rewriter
 
-
-def _custom_vjp(self: Rewriter, eqn: Any, args: list[Any]) -> Sequence[Any]:
+def _custom_vjp(self: Any, eqn: Any, args: list[Any]) -> Sequence[Any]:
     params = eqn.params
     n = params["num_consts"]
     consts, args = args[:n], args[n:]
@@ -87,7 +85,7 @@ def _cotangent_type(aval: Any) -> Any:
     )
 
 
-def _custom_vmap(self: Rewriter, eqn: Any, args: list[Any]) -> Sequence[Any]:
+def _custom_vmap(self: Any, eqn: Any, args: list[Any]) -> Sequence[Any]:
     rule, inner = eqn.params["rule"], eqn.params["call"]
 
     @functools.wraps(rule)
@@ -110,7 +108,7 @@ def _custom_vmap(self: Rewriter, eqn: Any, args: list[Any]) -> Sequence[Any]:
     return compat.bind_with(custom_vmap_p, changed, args)
 
 
-def _linear_call(self: Rewriter, eqn: Any, args: list[Any]) -> Sequence[Any]:
+def _linear_call(self: Any, eqn: Any, args: list[Any]) -> Sequence[Any]:
     def transpose() -> tuple[Any, Any]:
         with self.inside():
             inner, consts = eqn.params["transpose_thunk"]()
@@ -121,7 +119,7 @@ def _linear_call(self: Rewriter, eqn: Any, args: list[Any]) -> Sequence[Any]:
     return compat.bind_with(eqn.primitive, changed, args)
 
 
-def _high_level(self: Rewriter, eqn: Any, args: list[Any]) -> Sequence[Any]:
+def _high_level(self: Any, eqn: Any, args: list[Any]) -> Sequence[Any]:
     """Of a primitive that is an object of Python, as some are from JAX 0.12 on."""
     prim, name = eqn.params["_prim"], type(eqn.params["_prim"]).__name__
     if type(prim).__module__.startswith("jax._src.numpy"):  # as `einsum`: nothing communicates
@@ -148,7 +146,7 @@ def _high_level(self: Rewriter, eqn: Any, args: list[Any]) -> Sequence[Any]:
     return compat.bind_with(eqn.primitive, {"_prim": new}, args)
 
 
-def _sharding_constraint(self: Rewriter, eqn: Any, args: list[Any]) -> Sequence[Any]:
+def _sharding_constraint(self: Any, eqn: Any, args: list[Any]) -> Sequence[Any]:
     return args  # along axes that are not manual: there, each rank has the whole array
 
 

@@ -7,6 +7,7 @@ way round.
 
 from __future__ import annotations
 
+from .._check.whole_arrays import taken as taken
 from .._grid import cart as cart
 from .._grid.border import Dirichlet as Dirichlet
 from .._jax.compat import (
