@@ -69,7 +69,7 @@ def test_a_whole_array_for_a_block_is_a_warning(name, how):
     assert len(words) == (is_whole and R == 0)
     for text in words:
         assert f"argument [1]['a'] of {f'{name} {how}'.replace(' ', '_')!r}" in text
-        assert "mpi4jax.sharding.cut(x, P('i'" in text
+        assert f"mpi4jax.sharding.cut(x, {ROWS}" in text
 
 
 def test_blocks_of_whole_arrays_are_no_warning():
@@ -101,6 +101,33 @@ def test_replicated_arrays_are_compared(what, how, monkeypatch):
         jax.block_until_ready(call(w, x))
     assert "shard_map of 'f', arrays that are not sharded along 'i': ranks have" in str(error.value)
     assert shown in str(error.value)
+
+
+@pytest.mark.parametrize("how", ["grad", "jit of grad"])
+def test_gradients_of_a_mean_do_not_warn(how):
+    """The value of the loss is not used there, and nobody has forgotten it."""
+    mesh = mpi4jax.Mesh(comm=COMM)
+    loss = lambda w, x: lax.pmean(jnp.mean((w * x) ** 2), "i")
+    f = mpi4jax.shard_map(loss, mesh=mesh, in_specs=(P(), ROWS), out_specs=P())
+    inside = mpi4jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(P(), ROWS), out_specs=P())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = jnp.ones(3) * (R + 1)
+        expected = 2 * 3.0 * np.mean((np.arange(N) + 1.0) ** 2)
+        assert WAYS[how](f)(3.0, x) == pytest.approx(expected)
+        assert (jax.jit(inside) if "jit" in how else inside)(3.0, x) == pytest.approx(expected)
+
+
+def test_set_mesh():
+    if not hasattr(jax, "set_mesh"):
+        pytest.skip("JAX has no set_mesh")
+    mesh = mpi4jax.Mesh(comm=COMM)
+    f = lambda: mpi4jax.shard_map(lambda x: lax.psum(x, "i"), in_specs=ROWS, out_specs=P())
+    with jax.set_mesh(mesh) as given:
+        assert given is mesh
+        np.testing.assert_array_equal(f()(jnp.ones(2)), jnp.full(2, N))
+    with pytest.raises(TypeError, match="pass mesh="):
+        f()
 
 
 @jax.custom_batching.custom_vmap
