@@ -130,6 +130,20 @@ def test_set_mesh():
         f()
 
 
+def test_a_mesh_may_be_made_in_a_traced_function():
+    comm = COMM.Dup()
+
+    @jax.jit
+    def f(x):
+        mesh = mpi4jax.Mesh(comm=comm)
+        return mpi4jax.shard_map(
+            lambda x: lax.psum(x, "i"), mesh=mesh, in_specs=ROWS, out_specs=P()
+        )(x)
+
+    np.testing.assert_array_equal(f(jnp.ones(2)), jnp.full(2, N))
+    comm.Free()
+
+
 @jax.custom_batching.custom_vmap
 def batched_by_rule(x, y):
     return x + lax.psum(y, "i")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -91,8 +92,7 @@ class Mesh(Uncopied):
         for name in names:
             self.comm(name)
         if "hashes" not in known.cache:
-            flush()
-            with waits_in(known, f"the creation of {self!r}"):
+            with _collective(known, f"the creation of {self!r}"):
                 known.cache["hashes"] = known.mpi.Dup()
             known.of_axes.append({"hashes": known.cache["hashes"]})
         return self
@@ -218,6 +218,15 @@ class Mesh(Uncopied):
     def __repr__(self) -> str:
         axes = ", ".join(f"{name!r}: {n}" for name, n in self.shape.items())
         return f"Mesh({axes})"
+
+
+@contextlib.contextmanager
+def _collective(known: Comm, words: str) -> Iterator[None]:
+    """Context manager: MPI makes a communicator, after the operations on this one."""
+    with jax.ensure_compile_time_eval():  # this may be within a function being traced
+        flush()
+    with waits_in(known, words):
+        yield
 
 
 class _Set:
