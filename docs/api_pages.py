@@ -203,7 +203,7 @@ host, or of the job whose directory a [report](debugging.md) names, and says for
 which rank diverged first.
 
 `python -m mpi4jax.timeline FILES` merges the timelines that ranks wrote with `MPI4JAX_TRACE`,
-prints how long each rank waited, and draws them with `--png`: see
+prints how long each rank waited and what each source line took, and draws them with `--png`: see
 [timelines](performance.md#timelines).
 """
 

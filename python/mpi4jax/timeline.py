@@ -11,6 +11,7 @@ the last rank has come is marked as waiting; the rest is transfer. Nothing here 
 from __future__ import annotations
 
 import argparse
+import collections
 import importlib.util
 import json
 import statistics
@@ -24,6 +25,8 @@ Occurrence = tuple[str, str, int]
 
 # The legend of the time that a rank spends outside of MPI.
 _OUTSIDE = "outside of operations"
+# Ranks and source lines that are printed.
+_MOST = 16
 # No rank leaves these before all have come.
 _SYNCHRONISING = ("allgather", "allreduce", "alltoall", "barrier")
 
@@ -98,6 +101,31 @@ def merge(events: list[Event]) -> list[Event]:
     ]
 
 
+def by_line(events: list[Event]) -> list[str]:
+    """Return what operations took on all ranks, by source line, the longest first."""
+    groups: dict[tuple[str, str], list[Event]] = {}
+    for event in events:
+        if event["ph"] == "X" and event["cat"] != "wait":
+            site = event["args"]["record"].get("site") or "an unknown line"
+            groups.setdefault((event["name"], site), []).append(event)
+    lines = []
+    for (name, site), group in groups.items():
+        took, waited = collections.Counter[int](), collections.Counter[int]()
+        for event in group:
+            took[event["pid"]] += event["dur"]
+            waited[event["pid"]] += event["args"].get("wait_us", 0.0)
+        total, ranks = sum(took.values()), len(took)
+        words = (
+            f"{name} at {site}: {len(group)} calls on {ranks} ranks, {total / ranks / 1e3:.3f} ms "
+            f"per rank"
+        )
+        if wait := sum(waited.values()):
+            last = min(took, key=lambda rank: waited[rank])
+            words += f", of which {wait / ranks / 1e3:.3f} ms waiting; least on rank {last}"
+        lines.append((total, words))
+    return [words for _, words in sorted(lines, reverse=True)]
+
+
 def draw(events: list[Event], path: Path) -> None:
     """A picture: a row per rank, a color per operation, waiting in gray, computation in yellow."""
     import matplotlib
@@ -159,14 +187,25 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     merged = merge(events)
     options.output.write_text(json.dumps({"traceEvents": merged}))
+    said = []
     for rank, ahead in offsets(events).items():
         spans = [e for e in merged if e["ph"] == "X" and e["pid"] == rank]
         ops = [e for e in spans if e["name"] != "wait"]
         wait = sum(e["dur"] for e in spans if e["name"] == "wait")
-        print(
+        words = (
             f"rank {rank}: {len(ops)} operations, {sum(e['dur'] for e in ops) / 1e3:.3f} ms, "
             f"of which {wait / 1e3:.3f} ms waiting; clock {ahead:+.1f} us"
         )
+        said.append((wait, rank, words))
+    if len(said) > _MOST:
+        print(f"the {_MOST} of {len(said)} ranks that waited least, for which the others wait:")
+        said = sorted(said)[:_MOST]
+    for *_, words in said:
+        print(words)
+    lines = by_line(merged)
+    print("by source line, of all ranks:", *lines[:_MOST], sep="\n  ")
+    if len(lines) > _MOST:
+        print(f"  and {len(lines) - _MOST} more")
     print(f"wrote {options.output}")
     if options.png:
         draw(merged, options.png)
