@@ -138,9 +138,9 @@ def f_line():
 def test_settings_are_checked(monkeypatch):
     monkeypatch.setenv("MPI4JAX_TIMEOUT", "-1")
     with pytest.raises(ValueError, match=r"MPI4JAX_TIMEOUT must be a number of seconds.*'-1'"):
-        watch.timeout()
+        watch.seconds("MPI4JAX_TIMEOUT")
     monkeypatch.setenv("MPI4JAX_TIMEOUT", "1.5")
-    assert watch.timeout() == 1.5
+    assert watch.seconds("MPI4JAX_TIMEOUT") == 1.5
     monkeypatch.setenv("MPI4JAX_CHECK", "maybe")
     with pytest.raises(ValueError, match=r"MPI4JAX_CHECK must be one of samples, 0.*'maybe'"):
         watch.set_check()
