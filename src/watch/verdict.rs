@@ -53,9 +53,11 @@ type Shared<'a> = (Option<(CommId, u64)>, &'a Ranks);
 
 pub struct Verdict<'a> {
     world: &'a World,
+    /// Ranks that have not ended, and those of them that send.
+    alive: Vec<i32>,
     senders: Vec<i32>,
-    /// Who is missing in each collective and call: found out once.
-    missing: HashMap<Shared<'a>, Vec<i32>>,
+    /// Who is missing in each collective and call, and why that is certain to stay so: found out once.
+    missing: HashMap<Shared<'a>, (Vec<i32>, Option<Why>)>,
     /// How many messages of a pair of ranks on a communicator were received.
     received: HashMap<(u64, i32, i32), u64>,
 }
@@ -64,19 +66,20 @@ impl<'a> Verdict<'a> {
     pub fn new(world: &'a World) -> Self {
         let sends =
             |it: &RankStatus| it.needs().any(|need| matches!(need, Need::Message { to: Some(_), .. }));
-        let senders =
-            world.iter().filter(|(_, it)| !it.is_over() && sends(it)).map(|(&rank, _)| rank).collect();
+        let alive: Vec<i32> = world.iter().filter(|(_, it)| !it.is_over()).map(|(&rank, _)| rank).collect();
+        let senders = alive.iter().copied().filter(|rank| sends(&world[rank])).collect();
         let received = |(&rank, it): (&i32, &'a RankStatus)| {
             it.messages.iter().map(move |&(key, from, _, received)| ((key, from, rank), received))
         };
         let received = world.iter().flat_map(received).collect();
-        let mut verdict = Self { world, senders, missing: HashMap::new(), received };
+        let mut verdict = Self { world, alive, senders, missing: HashMap::new(), received };
         for wait in world.values().flat_map(|it| &it.waits) {
             if let Some(key) = shared(wait)
                 && !verdict.missing.contains_key(&key)
             {
                 let missing = verdict.missing_of(wait);
-                verdict.missing.insert(key, missing);
+                let why = verdict.certain_without(&missing);
+                verdict.missing.insert(key, (missing, why));
             }
         }
         verdict
@@ -142,7 +145,7 @@ impl<'a> Verdict<'a> {
     /// Whether a wait may complete, as far as is known, though no rank begins anything any more.
     fn is_matched(&self, rank: i32, wait: &'a Wait) -> bool {
         if let Some(key) = shared(wait) {
-            return self.missing[&key].is_empty();
+            return self.missing[&key].0.is_empty();
         }
         let Need::Message { comm, .. } = wait.need else { return true };
         Self::ends(wait).any(|(end, sends)| {
@@ -167,17 +170,8 @@ impl<'a> Verdict<'a> {
 
     /// Why a wait of a rank can certainly never complete. None: it may, as far as is known.
     pub fn certain(&self, rank: i32, wait: &'a Wait) -> Option<Why> {
-        let named = |ranks: &[i32]| {
-            let gone = ranks.iter().find(|&&it| self.state(it) == State::Gone);
-            let first = ranks.first().copied();
-            gone.map_or(Why::Finished(first), |&gone| Why::Gone(gone))
-        };
         if let Some(key) = shared(wait) {
-            let missing = &self.missing[&key];
-            // One that has died may have done its part before.
-            let gone = missing.iter().find(|&&it| self.state(it) == State::Gone);
-            let are_over = !missing.is_empty() && missing.iter().all(|&it| self.is_over(it));
-            return gone.map(|&gone| Why::Gone(gone)).or_else(|| are_over.then(|| named(missing)));
+            return self.missing[&key].1.clone();
         }
         let Need::Message { key, .. } = wait.need else {
             return wait.members.iter().find(|&it| self.state(it) == State::Gone).map(Why::Gone);
@@ -191,12 +185,26 @@ impl<'a> Verdict<'a> {
                 |peer: i32| self.is_over(peer) && (sends || !self.is_under_way(peer, rank, Some(key)));
             match end.rank {
                 Some(peer) if is_none_left(peer) => peers.push(peer),
+                None if self.alive.iter().any(|&it| it != rank && wait.members.contains(it)) => return None,
                 None if !wait.members.iter().all(|it| it == rank || is_none_left(it)) => return None,
                 None => peers.extend(wait.members.iter().filter(|&it| self.state(it) == State::Gone)),
                 _ => return None,
             }
         }
-        Some(named(&peers))
+        Some(self.named(&peers))
+    }
+
+    /// Why what waits for these ranks can never complete.
+    fn certain_without(&self, missing: &[i32]) -> Option<Why> {
+        // One that has died may have done its part before.
+        let gone = missing.iter().find(|&&it| self.state(it) == State::Gone);
+        let are_over = !missing.is_empty() && missing.iter().all(|&it| self.is_over(it));
+        gone.map(|&gone| Why::Gone(gone)).or_else(|| are_over.then(|| self.named(missing)))
+    }
+
+    fn named(&self, ranks: &[i32]) -> Why {
+        let gone = ranks.iter().find(|&&it| self.state(it) == State::Gone);
+        gone.map_or(Why::Finished(ranks.first().copied()), |&gone| Why::Gone(gone))
     }
 
     /// Whether no rank of a job of so many goes on, and no wait is matched.
@@ -216,7 +224,7 @@ impl<'a> Verdict<'a> {
     /// The ranks that are missing in a wait.
     fn missing_in(&self, wait: &'a Wait) -> Vec<i32> {
         match shared(wait) {
-            Some(key) => self.missing[&key].iter().copied().take(MOST).collect(),
+            Some(key) => self.missing[&key].0.iter().copied().take(MOST).collect(),
             None if Self::ends(wait).any(|(end, _)| end.rank.is_none()) => {
                 wait.members.iter().take(MOST).collect()
             }

@@ -282,12 +282,21 @@ fn ten_thousand_ranks_are_judged_at_once() {
     fn even(n: i32) -> Ranks {
         (0..n).step_by(2).collect()
     }
-    let jobs: [Large; 5] = [
+    let jobs: [Large; 6] = [
         (
             "all in recv(ANY_SOURCE)",
             |_, n| {
                 let from = peer(-1, -1);
                 waits([wait_among(Need::Message { comm: A, key: KEY, from, to: None }, Ranks::all(n))])
+            },
+            STUCK,
+        ),
+        (
+            "half have finished, the others are in recv(ANY_SOURCE)",
+            |rank, n| {
+                let from = peer(-1, -1);
+                let need = Need::Message { comm: A, key: KEY, from, to: None };
+                if rank < n / 2 { finished(0) } else { waits([wait_among(need, Ranks::all(n))]) }
             },
             STUCK,
         ),
