@@ -38,6 +38,23 @@ int mpi4jax_query_cuda_support(void) {
     return MPIX_Query_cuda_support ? MPIX_Query_cuda_support() : -1;
 }
 
+#ifdef OMPI_MAJOR_VERSION
+extern int ompi_comm_create_group(MPI_Comm, MPI_Group, int, MPI_Comm *) __attribute__((weak));
+#endif
+
+/* MPI_Comm_create_group, with messages that no receive of the program matches.
+ *
+ * Open MPI (4 and 5) sends these messages on the parent communicator with the caller's tag, and a receive from any source with
+ * any tag takes them. Its collectives use negative tags, which MPI_ANY_TAG does not match. MPI_Comm_create_group refuses such a
+ * tag; the function behind it does not. The tag is none of Open MPI's own, and has 24 bits, as UCX needs. */
+int mpi4jax_create_group(MPI_Comm comm, MPI_Group group, int tag, MPI_Comm *made) {
+#ifdef OMPI_MAJOR_VERSION
+    if (ompi_comm_create_group)
+        return ompi_comm_create_group(comm, group, -7172202, made) ? MPI_ERR_COMM : MPI_SUCCESS;
+#endif
+    return MPI_Comm_create_group(comm, group, tag, made);
+}
+
 /* How many neighbours a rank has in the topology of a communicator; 0 if that has none. */
 int mpi4jax_neighbours(MPI_Comm comm) {
     int kind = MPI_UNDEFINED, rank = 0, in = 0, out = 0, weighted = 0;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::mem::{MaybeUninit, size_of};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
+use mpi::ffi::{self, MPI_Comm, MPI_Group, MPI_Request, MPI_Status};
 
 use crate::dynlib;
 use crate::error::Cause;
@@ -17,6 +17,7 @@ unsafe extern "C" {
     static mpi4jax_version: *const c_char;
     fn mpi4jax_query_cuda_support() -> c_int;
     fn mpi4jax_neighbours(comm: MPI_Comm) -> c_int;
+    fn mpi4jax_create_group(comm: MPI_Comm, group: MPI_Group, tag: c_int, made: *mut MPI_Comm) -> c_int;
 }
 
 pub fn in_place() -> *mut c_void {
@@ -31,6 +32,15 @@ pub fn in_place() -> *mut c_void {
 pub unsafe fn neighbours(comm: MPI_Comm) -> usize {
     // SAFETY: promised by the caller.
     unsafe { mpi4jax_neighbours(comm) as usize }
+}
+
+/// `MPI_Comm_create_group`, with messages that no receive of the program matches.
+///
+/// # Safety
+/// As for MPI's function.
+pub unsafe fn create_group(comm: MPI_Comm, group: MPI_Group, tag: c_int, made: *mut MPI_Comm) -> c_int {
+    // SAFETY: promised by the caller.
+    unsafe { mpi4jax_create_group(comm, group, tag, made) }
 }
 
 /// An MPI handle from the integer that `Comm` and `Reduction` keep.

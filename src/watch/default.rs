@@ -19,7 +19,7 @@ use crate::board::{Life, board};
 use crate::comm::hash;
 use crate::error::Cause;
 use crate::finalize::are_others_deleted_last;
-use crate::mpilib::{any_thread_may_call, check, handle_value, is_running};
+use crate::mpilib::{any_thread_may_call, check, create_group, handle_value, is_running};
 use crate::sync::lock;
 
 const NAME: &str = "mpi4jax.default";
@@ -105,7 +105,7 @@ fn join(together: bool) -> Result<usize, Cause> {
             let mut all = MaybeUninit::<MPI_Group>::uninit();
             check("MPI_Comm_group", ffi::MPI_Comm_group(world, all.as_mut_ptr()))?;
             let mut all = all.assume_init();
-            let code = ffi::MPI_Comm_create_group(world, all, TAG, new.as_mut_ptr());
+            let code = create_group(world, all, TAG, new.as_mut_ptr());
             ffi::MPI_Group_free(&mut all);
             check("MPI_Comm_create_group", code)?;
         }

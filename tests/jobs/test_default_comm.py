@@ -61,6 +61,20 @@ PROGRAMS = {
             assert float(y) == 1 - rank
         MPI.COMM_WORLD.Barrier()
     """,
+    # It takes no messages of what makes it.
+    "two use it while another receives from any source with any tag": """
+        import mpi4jax, numpy as np
+        from mpi4jax import notoken
+        if rank == 0:
+            assert MPI.COMM_WORLD.recv() == "hello"
+        else:
+            time.sleep(3 if rank == 1 else 0)
+            y = notoken.sendrecv(np.float32(rank), np.float32(0), 3 - rank, 3 - rank)
+            assert float(y) == 3 - rank
+            if rank == 1:
+                MPI.COMM_WORLD.send("hello", 0)
+        assert float(notoken.allreduce(np.float32(rank), MPI.SUM)) == 3
+    """,
     # Communicators of the program are made in another order than the default one.
     "one imports late, after communicators were made": """
         if rank == 2:
