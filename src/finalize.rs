@@ -1,7 +1,6 @@
 //! The end of MPI: what is done where `MPI_Finalize` begins, and `MPI_Abort`.
 
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -13,8 +12,6 @@ use crate::mpilib::{any_thread_may_call, check, is_open_mpi, is_running, no_copy
 use crate::sync::lock;
 
 static ENDING: AtomicBool = AtomicBool::new(false);
-/// The program had attached attributes to `MPI_COMM_SELF` before we did.
-static HAS_EARLIER: AtomicBool = AtomicBool::new(false);
 /// What happens at the beginning of `MPI_Finalize`.
 struct AtFinalize {
     is_told: bool,
@@ -46,45 +43,11 @@ impl AtFinalize {
         unsafe {
             let code = ffi::MPI_Comm_create_keyval(Some(no_copy), Some(finalizes), &mut key, null_mut());
             check("MPI_Comm_create_keyval", code)?;
-            if has_attributes(key)? {
-                HAS_EARLIER.store(true, Ordering::Relaxed);
-            }
             check("MPI_Comm_set_attr", ffi::MPI_Comm_set_attr(ffi::RSMPI_COMM_SELF, key, null_mut()))?;
         }
         self.is_told = true;
         Ok(())
     }
-}
-
-/// Whether the program has attributes of `MPI_COMM_SELF`. MPI does not list them. It numbers keys one after the other, so those that
-/// were made before `key` are near it. MPI is running.
-fn has_attributes(key: c_int) -> Result<bool, Cause> {
-    const NEAR: c_int = 64;
-    let mut handler = MaybeUninit::uninit();
-    // SAFETY: MPI is running, and writes an int and a pointer. What is no key is an error, which is returned.
-    unsafe {
-        let own = ffi::RSMPI_COMM_SELF;
-        check("MPI_Comm_get_errhandler", ffi::MPI_Comm_get_errhandler(own, handler.as_mut_ptr()))?;
-        let mut handler = handler.assume_init();
-        let code = ffi::MPI_Comm_set_errhandler(own, ffi::RSMPI_ERRORS_RETURN);
-        check("MPI_Comm_set_errhandler", code)?;
-        let has = |other: c_int| {
-            let (mut value, mut found) = (null_mut::<c_void>(), 0);
-            let code = ffi::MPI_Comm_get_attr(own, other, (&raw mut value).cast(), &mut found);
-            code == 0 && found != 0
-        };
-        let near = (-NEAR..NEAR).map(|distance| key.wrapping_add(distance));
-        let found = near.filter(|other| (*other < 0) == (key < 0)).any(has);
-        check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(own, handler))?;
-        check("MPI_Errhandler_free", ffi::MPI_Errhandler_free(&mut handler))?;
-        Ok(found)
-    }
-}
-
-/// Whether delete functions of `MPI_COMM_SELF` come after ours, which may communicate: MPI calls them in the reverse of the order in
-/// which the attributes were set (MPI 4.1, 11.2.4).
-pub fn are_others_deleted_last() -> bool {
-    HAS_EARLIER.load(Ordering::Relaxed)
 }
 
 /// Calls a function at the beginning of `MPI_Finalize`, before those that were named earlier. Without MPI, never.

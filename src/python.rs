@@ -4,7 +4,7 @@ mod stack;
 
 #[pyo3::pymodule]
 mod _native {
-    use std::ffi::{c_int, c_void};
+    use std::ffi::c_void;
     use std::os::fd::IntoRawFd;
 
     use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -54,7 +54,7 @@ mod _native {
     #[pymodule_export]
     use crate::watch::{
         abort_after, abort_after_interrupt, build, enter_limit, leave_limit, set_check, settings_difference,
-        start, thread_communicates,
+        start, take_signals, thread_communicates,
     };
     #[pymodule_export]
     use crate::xla::statuses::remove;
@@ -259,22 +259,6 @@ mod _native {
     #[pyfunction]
     fn watch_answer(sys: &Bound<'_, PyAny>, gc: &Bound<'_, PyAny>, main: u64) {
         watch::answer(|| stack::look(sys, gc, main));
-    }
-
-    /// Has Python's main thread say that it runs, as soon as it does.
-    fn ask_python() {
-        extern "C" fn answer(_: *mut c_void) -> c_int {
-            watch::python_runs();
-            0
-        }
-        // SAFETY: may be called by any thread; the function stays.
-        unsafe { pyo3::ffi::Py_AddPendingCall(Some(answer), std::ptr::null_mut()) };
-    }
-
-    /// `SIGTERM`, and `SIGINT` if `takes_interrupt`, end this rank with a line.
-    #[pyfunction]
-    fn watch_signals(takes_interrupt: bool) {
-        watch::take_signals(takes_interrupt.then_some(ask_python as fn()));
     }
 
     /// The handle of the default communicator, which all ranks make; None: it is `MPI_COMM_WORLD`.

@@ -23,8 +23,8 @@ from ._job.job import rank_names
 Dump = dict[str, Any]
 Record = dict[str, Any]
 # A communicator, named alike on all its ranks: key, how often it was made again under that name,
-# and members' ranks in COMM_WORLD.
-Group = tuple[str, int, tuple[int, ...]]
+# and members' ranks in COMM_WORLD, in runs: the first, the last, and the step.
+Group = tuple[str, int, tuple[tuple[int, int, int], ...]]
 
 # Fields that must be equal on all ranks, if the op has them.
 _COMPARED = ("op", "reduction", "dtype", "root")
@@ -76,12 +76,9 @@ def load(directory: Path | None = None) -> tuple[dict[int, Dump], list[str]]:
     raise FileNotFoundError(f"there is no board in {places[0]}: {found}")
 
 
-def _group(comm: dict[str, Any]) -> Group:
-    return comm["key"], comm.get("generation", 1), tuple(comm["world"])
-
-
-def group_of(dump: Dump, record: Record) -> Group:
-    return _group(dump["communicators"][record["comm"]])
+def _group(record: Record) -> Group:
+    key, generation, runs = record["comm"]
+    return key, generation, tuple(tuple(run) for run in runs)
 
 
 def _signature(record: Record) -> tuple[Any, ...]:
@@ -93,11 +90,10 @@ def _collectives(dumps: dict[int, Dump]) -> dict[Group, dict[int, dict[int, Reco
     """Records of collectives by communicator, rank and number."""
     found: dict[Group, dict[int, dict[int, Record]]] = {}
     for rank, dump in dumps.items():
-        for comm in dump["communicators"]:
-            found.setdefault(_group(comm), {}).setdefault(rank, {})
         for record in dump["records"]:
+            of = found.setdefault(_group(record), {}).setdefault(rank, {})
             if record["collective"]:
-                found[group_of(dump, record)][rank][record["sequence"]] = record
+                of[record["sequence"]] = record
     return found
 
 
@@ -120,7 +116,8 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
     communicator."""
     found = []
     for group, ranks in _collectives(dumps).items():
-        key, _, world = group
+        key, _, runs = group
+        world = [rank for first, last, step in runs for rank in range(first, last + 1, step)]
         numbers = sorted({n for records in ranks.values() for n in records})
         for number in numbers:
             records = {rank: of[number] for rank, of in sorted(ranks.items()) if number in of}
@@ -128,13 +125,7 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
             for rank, record in records.items():
                 by_signature.setdefault(_signature(record), []).append(rank)
             # Ranks that never came, except those whose recorder may have overwritten the record.
-            counts = {
-                rank: next(
-                    c["collectives"] for c in dumps[rank]["communicators"] if _group(c) == group
-                )
-                for rank in ranks
-            }
-            behind = [rank for rank, count in counts.items() if count < number]
+            behind = [rank for rank, of in ranks.items() if max(of, default=0) < number]
             behind += [rank for rank in world if rank in dumps and rank not in ranks]
             if len(by_signature) < 2 and not behind:
                 continue

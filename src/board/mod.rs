@@ -7,12 +7,11 @@
 pub mod ranks;
 pub mod slot;
 
-use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{null_mut, slice_from_raw_parts};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -20,8 +19,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 pub use self::slot::{Cell, Entry, Life, Peer, Raw, Slot, mix};
-use crate::system::folder::Folder;
-use crate::system::{process, signal};
+use crate::system::{folder, process, signal};
 
 /// What ranks of one board have in common.
 #[repr(C, align(4096))]
@@ -31,8 +29,6 @@ pub struct Header {
     size: AtomicU32,
     /// How the default communicator is made: 0: not decided yet; see `watch::default`.
     pub default: AtomicU32,
-    /// How often the life of a rank has changed.
-    pub lives: AtomicU32,
     /// What one rank alone does, a bit each.
     once: AtomicU32,
     /// The rank that looks for the others, plus one, and when it did so last, in milliseconds.
@@ -54,7 +50,7 @@ pub enum Once {
     Terminated,
 }
 
-const MAGIC: u64 = 0x6d70_6934_6a61_7831 ^ ((size_of::<Slot>() as u64) << 32);
+const MAGIC: u64 = 0x6d70_6934_6a61_7832 ^ ((size_of::<Slot>() as u64) << 32);
 /// How many boards of killed jobs are kept.
 const KEPT: usize = 2;
 
@@ -63,8 +59,19 @@ pub struct Board {
     slots: &'static [Slot],
     pub rank: usize,
     /// Its file, whose lock says that a process of the job lives. None: private memory.
-    file: Option<(Folder, String, File)>,
+    file: Option<(PathBuf, File)>,
 }
+
+#[repr(C)]
+struct Memory<const N: usize> {
+    header: Header,
+    slots: [Slot; N],
+}
+
+// SAFETY: all-zero is a value of these structs, whose fields are atomics.
+static MEMORY: Memory<1> = unsafe { std::mem::zeroed() };
+/// That of a process which shares none.
+static ALONE: Board = Board { header: &MEMORY.header, slots: &MEMORY.slots, rank: 0, file: None };
 
 static BOARD: AtomicPtr<Board> = AtomicPtr::new(null_mut());
 
@@ -72,37 +79,14 @@ static BOARD: AtomicPtr<Board> = AtomicPtr::new(null_mut());
 #[inline]
 pub fn board() -> &'static Board {
     // SAFETY: what is stored there is never freed.
-    unsafe { BOARD.load(Ordering::Acquire).as_ref() }.unwrap_or_else(private)
+    unsafe { BOARD.load(Ordering::Acquire).as_ref() }.unwrap_or(&ALONE)
 }
 
 /// The slot of this rank.
 #[inline]
 pub fn own() -> &'static Slot {
     let board = board();
-    &board.slots[if board.file.is_some() { board.rank } else { 0 }]
-}
-
-#[cold]
-fn private() -> &'static Board {
-    static PRIVATE: OnceLock<Board> = OnceLock::new();
-    PRIVATE.get_or_init(|| {
-        let layout = Layout::new::<Memory<1>>();
-        // SAFETY: all-zero is a value of the struct, which has a size, and is never freed.
-        let memory = unsafe {
-            let memory = alloc_zeroed(layout);
-            if memory.is_null() {
-                handle_alloc_error(layout);
-            }
-            &*memory.cast::<Memory<1>>()
-        };
-        Board { header: &memory.header, slots: &memory.slots, rank: 0, file: None }
-    })
-}
-
-#[repr(C)]
-struct Memory<const N: usize> {
-    header: Header,
-    slots: [Slot; N],
+    &board.slots[board.rank]
 }
 
 /// Where boards lie: for this user alone.
@@ -113,16 +97,11 @@ pub fn place() -> PathBuf {
 
 /// Opens the board of a job on this host, and takes the slot of a rank. An error says why there is none.
 pub fn open(name: &str, rank: i32, size: i32) -> io::Result<()> {
+    folder::make_one(&place())?;
     // Boards of another layout have other names.
-    let folder = Folder::make_one(&place())?;
-    let bytes = size_of::<Header>() + size as usize * size_of::<Slot>();
-    let file = open_file(&folder, name, bytes)?;
-    let memory = map(&file, bytes)?;
-    // SAFETY: mapped above, with all bytes allocated; all-zero is a value of these structs, whose fields are atomics.
-    let (header, slots) = unsafe {
-        let slots = slice_from_raw_parts(memory.add(size_of::<Header>()).cast::<Slot>(), size as usize);
-        (&*memory.cast::<Header>(), &*slots)
-    };
+    let path = place().join(name);
+    let file = open_file(&path, bytes_of(size as usize))?;
+    let (header, slots) = map(&file, MapFlags::SHARED, size as usize)?;
     if header.magic.load(Ordering::Acquire) == 0 {
         header.size.store(size as u32, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
@@ -140,41 +119,53 @@ pub fn open(name: &str, rank: i32, size: i32) -> io::Result<()> {
         let name = process::name(pid);
         return Err(io::Error::other(format!("{name} is rank {rank} of this job already")));
     }
-    let board = Board { header, slots, rank: rank as usize, file: Some((folder, name.into(), file)) };
+    let board = Board { header, slots, rank: rank as usize, file: Some((path, file)) };
     BOARD.store(Box::into_raw(Box::new(board)), Ordering::Release);
     Ok(())
 }
 
 /// The file of a board, which is made, or made anew where an earlier job of the same name has left one. It is locked.
-fn open_file(folder: &Folder, name: &str, bytes: usize) -> io::Result<File> {
+fn open_file(path: &Path, bytes: usize) -> io::Result<File> {
+    let id = |found: fs::Metadata| (found.dev(), found.ino());
     loop {
-        let file = folder.file(name)?;
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         // Where no process of its job lives, it is an earlier job's, unless it is as young as this process.
         let is_free = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
         if !is_free {
             flock(&file, FlockOperation::LockShared)?;
         }
         let found = file.metadata()?;
-        if !folder.has(name, &file) {
+        // Another process may have removed it meanwhile.
+        if fs::metadata(path).map(id).ok() != Some(id(file.metadata()?)) {
             continue;
         }
         if is_free && found.len() > 0 && found.modified().is_ok_and(|time| time < process::started()) {
-            folder.remove(name);
+            let _ = fs::remove_file(path);
             continue;
         }
         if found.len() < bytes as u64 {
             // A full file system is an error here, and no signal later.
             fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)
-                .inspect_err(|_| folder.remove(name))?;
+                .inspect_err(|_| drop(fs::remove_file(path)))?;
         }
         return Ok(file);
     }
 }
 
-fn map(file: &File, bytes: usize) -> io::Result<*mut u8> {
+fn bytes_of(size: usize) -> usize {
+    size_of::<Header>() + size * size_of::<Slot>()
+}
+
+/// The board in a file, which has room for so many slots.
+fn map(file: &File, flags: MapFlags, size: usize) -> io::Result<(&'static Header, &'static [Slot])> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping, which is never taken away.
-    Ok(unsafe { mmap(null_mut(), bytes, protection, MapFlags::SHARED, file, 0)? }.cast())
+    // SAFETY: a new mapping, which is never taken away, of bytes that the file has; any bytes are a value of these structs, whose
+    // fields are atomics.
+    unsafe {
+        let memory = mmap(null_mut(), bytes_of(size), protection, flags, file, 0)?.cast::<u8>();
+        let slots = slice_from_raw_parts(memory.add(size_of::<Header>()).cast(), size);
+        Ok((&*memory.cast(), &*slots))
+    }
 }
 
 impl Board {
@@ -192,7 +183,7 @@ impl Board {
     }
 
     pub fn path(&self) -> Option<PathBuf> {
-        self.file.as_ref().map(|(folder, name, _)| folder.path.join(name))
+        self.file.as_ref().map(|(path, _)| path.clone())
     }
 
     /// The slot of another rank of this host that has come.
@@ -204,8 +195,7 @@ impl Board {
 
     /// The ranks that have come, and their slots.
     pub fn here(&self) -> impl Iterator<Item = (i32, &'static Slot)> {
-        let first = if self.file.is_some() { 0 } else { self.rank as i32 };
-        (first..).zip(self.slots).filter(|(_, slot)| slot.pid.load(Ordering::Acquire) != 0)
+        (0..).zip(self.slots).filter(|(_, slot)| slot.pid.load(Ordering::Acquire) != 0)
     }
 
     /// Whether no rank of this host has done this before.
@@ -225,8 +215,8 @@ impl Board {
 
     /// Removes the file: what is mapped stays.
     pub fn remove(&self) {
-        if let Some((folder, name, _)) = &self.file {
-            folder.remove(name);
+        if let Some((path, _)) = &self.file {
+            let _ = fs::remove_file(path);
         }
     }
 
@@ -236,53 +226,38 @@ impl Board {
     }
 }
 
-/// The slots of the board in a file, of a job that may have ended: of a copy in private memory.
+/// The slots of the board in a file, of a job that may have ended.
 pub fn read(path: &Path) -> io::Result<&'static [Slot]> {
     let wrong = |words: &str| io::Error::new(io::ErrorKind::InvalidData, words.to_owned());
-    let found = fs::read(path)?;
-    let header = size_of::<Header>();
-    let count = found.len().saturating_sub(header) / size_of::<Slot>();
-    if count == 0 {
+    let file = File::open(path)?;
+    let bytes = file.metadata()?.len() as usize;
+    let size = bytes.saturating_sub(size_of::<Header>()) / size_of::<Slot>();
+    if size == 0 {
         return Err(wrong("it is no board"));
     }
-    let memory = Vec::leak(
-        std::iter::repeat_with(|| [0u8; 4096]).map(Page).take(found.len().div_ceil(4096)).collect(),
-    );
-    let start = memory.as_mut_ptr().cast::<u8>();
-    // SAFETY: as many bytes as pages have been made for, which are aligned as the structs are.
-    unsafe {
-        start.copy_from_nonoverlapping(found.as_ptr(), found.len());
-        let header = &*start.cast::<Header>();
-        if header.magic.load(Ordering::Relaxed) != MAGIC
-            || header.size.load(Ordering::Relaxed) as usize != count
-        {
-            return Err(wrong("it is no board, or one of another build of mpi4jax"));
-        }
-        Ok(&*slice_from_raw_parts(start.add(size_of::<Header>()).cast(), count))
+    let (header, slots) = map(&file, MapFlags::PRIVATE, size)?;
+    if (header.magic.load(Ordering::Relaxed), header.size.load(Ordering::Relaxed)) != (MAGIC, size as u32) {
+        return Err(wrong("it is no board, or one of another build of mpi4jax"));
     }
+    Ok(slots)
 }
-
-#[repr(C, align(4096))]
-struct Page([u8; 4096]);
 
 /// Removes boards of jobs of which no process lives, but the newest ones.
 pub fn sweep() {
-    let Ok(folder) = Folder::make_one(&place()) else { return };
-    let mut dead: Vec<(SystemTime, String)> = fs::read_dir(&folder.path)
+    let mut dead: Vec<(SystemTime, PathBuf)> = fs::read_dir(place())
         .into_iter()
         .flatten()
         .flatten()
         .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let file = folder.file(&name).ok()?;
+            let file = File::open(entry.path()).ok()?;
             flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
-            Some((file.metadata().ok()?.modified().ok()?, name))
+            Some((file.metadata().ok()?.modified().ok()?, entry.path()))
         })
         .filter(|(time, _)| time.elapsed().is_ok_and(|age| age > Duration::from_secs(60)))
         .collect();
     dead.sort();
     let few = dead.len().saturating_sub(KEPT);
-    dead[..few].iter().for_each(|(_, name)| folder.remove(name));
+    dead[..few].iter().for_each(|(_, path)| drop(fs::remove_file(path)));
 }
 
 #[cfg(test)]

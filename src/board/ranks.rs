@@ -1,7 +1,6 @@
 //! Ranks in runs: however many there are, mostly a few numbers.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::hash::Hash;
 
 use serde::{Deserialize, Serialize};
@@ -44,16 +43,6 @@ impl Ranks {
 
     pub fn first(&self) -> Option<i32> {
         self.0.first().map(|run| run[0])
-    }
-
-    /// What is written as a text; what is no rank of it is left out.
-    pub fn parse(text: &str) -> Self {
-        let run = |part: &str| {
-            let (range, step) = part.split_once(':').unwrap_or((part, "1"));
-            let (first, last) = range.split_once('-').unwrap_or((range, range));
-            Some([first.parse().ok()?, last.parse().ok()?, step.parse::<i32>().ok()?.max(1)])
-        };
-        Self(text.split(',').filter_map(run).collect())
     }
 }
 
@@ -98,23 +87,6 @@ impl FromIterator<i32> for Ranks {
     }
 }
 
-impl fmt::Display for Ranks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, [first, last, step]) in self.0.iter().enumerate() {
-            f.write_str(if i == 0 { "" } else { "," })?;
-            if first == last {
-                write!(f, "{first}")?
-            } else {
-                write!(f, "{first}-{last}")?
-            }
-            if *step > 1 {
-                write!(f, ":{step}")?
-            }
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,19 +94,20 @@ mod tests {
     #[test]
     fn ranks_are_runs() {
         let ranks: Ranks = [5, 0, 2, 1, 7, 7].into_iter().collect();
-        assert_eq!(ranks.to_string(), "0-2,5,7");
+        assert_eq!(ranks, Ranks(vec![[0, 2, 1], [5, 5, 1], [7, 7, 1]]));
         assert_eq!(ranks.iter().collect::<Vec<_>>(), [0, 1, 2, 5, 7]);
         assert!(ranks.contains(1) && ranks.contains(7) && !ranks.contains(3) && !ranks.contains(8));
         assert_eq!(ranks.count(), 5);
-        assert_eq!(Ranks::default().to_string(), "");
-        for (text, count) in
-            [("0-9998:2", 5000), ("0-2,5,7", 5), ("", 0), ("1,4-8:2,20", 5), ("3", 1), ("0,7", 2)]
+        let even: Vec<i32> = (0..10_000).step_by(2).collect();
+        for (list, runs) in
+            [(&even[..], 1), (&[0, 1, 2, 5, 7], 3), (&[], 0), (&[1, 4, 6, 8, 20], 3), (&[0, 7], 2)]
         {
-            let ranks = Ranks::parse(text);
-            assert_eq!((ranks.to_string(), ranks.count()), (text.into(), count));
-            assert_eq!(ranks.iter().collect::<Ranks>().to_string(), text);
-            assert_eq!((ranks.nth(count / 2), ranks.nth(count)), (ranks.iter().nth(count / 2), None));
+            let ranks: Ranks = list.iter().copied().collect();
+            assert_eq!((ranks.0.len(), ranks.count()), (runs, list.len()));
+            assert_eq!(ranks.iter().collect::<Vec<_>>(), list);
+            let half = list.len() / 2;
+            assert_eq!((ranks.nth(half), ranks.nth(list.len())), (list.get(half).copied(), None));
+            assert!((0..30).all(|rank| ranks.contains(rank) == list.contains(&rank)));
         }
-        assert!(!Ranks::parse("0-8:2").contains(3) && Ranks::parse("0-8:2").contains(4));
     }
 }

@@ -26,9 +26,7 @@ pub enum Life {
     #[default]
     Absent,
     Runs,
-    /// `MPI_Finalize` has begun, and calls what the program has attached to `MPI_COMM_SELF`, which may communicate.
-    Finalizing,
-    /// It begins nothing any more.
+    /// `MPI_Finalize` has begun: it begins nothing any more.
     Finished,
 }
 
@@ -139,8 +137,6 @@ pub struct Slot {
     pub busy: AtomicU64,
     /// How often `MPI_COMM_WORLD` has been duplicated.
     pub copies: AtomicU64,
-    /// Of settings that ranks must have alike.
-    pub settings_hash: AtomicU64,
     /// Of what found no place here: collectives on one communicator at most; messages; pending requests.
     pub lost_number: AtomicU64,
     pub lost_sent: AtomicU64,
@@ -177,8 +173,7 @@ impl Slot {
     pub fn life(&self) -> Life {
         match self.life.load(Ordering::Acquire) {
             1 => Life::Runs,
-            2 => Life::Finalizing,
-            3 => Life::Finished,
+            2 => Life::Finished,
             _ => Life::Absent,
         }
     }

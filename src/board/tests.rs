@@ -2,10 +2,8 @@ use super::*;
 use crate::board::slot::{FREED, MESSAGES, PEERS, RECORDS};
 
 fn slot() -> &'static Slot {
-    let memory =
-        Vec::leak(std::iter::repeat_with(|| Page([0; 4096])).take(size_of::<Slot>() / 4096).collect());
-    // SAFETY: zeros, of the size and alignment of a slot.
-    unsafe { &*memory.as_ptr().cast() }
+    // SAFETY: all-zero is a value of a slot, whose fields are atomics.
+    Box::leak(unsafe { Box::<Slot>::new_zeroed().assume_init() })
 }
 
 #[test]
@@ -71,24 +69,25 @@ fn messages_are_counted_by_rank_and_totals_stay() {
 
 #[test]
 fn ranks_of_a_job_share_a_file_and_a_later_job_of_its_name_does_not() {
-    let folder =
-        Folder::make_one(&std::env::temp_dir().join(format!("mpi4jax-board-{}", std::process::id())))
-            .unwrap();
-    let bytes = size_of::<Memory<2>>();
-    let first = open_file(&folder, "job", bytes).unwrap();
+    let directory = std::env::temp_dir().join(format!("mpi4jax-board-{}", std::process::id()));
+    folder::make_one(&directory).unwrap();
+    let (job, bytes) = (directory.join("job"), bytes_of(2));
+    let first = open_file(&job, bytes).unwrap();
     flock(&first, FlockOperation::LockShared).unwrap();
-    let second = folder.file("job").unwrap();
+    let second = File::open(&job).unwrap();
     assert!(flock(&second, FlockOperation::NonBlockingLockExclusive).is_err(), "its job lives");
     assert_eq!(first.metadata().unwrap().len(), bytes as u64);
     drop((first, second));
     // A file that is older than this process, of a job without processes.
-    let old = folder.file("job").unwrap();
+    let old = File::options().write(true).open(&job).unwrap();
     old.set_modified(SystemTime::UNIX_EPOCH).unwrap();
     drop(old);
-    let third = open_file(&folder, "job", bytes).unwrap();
+    let third = open_file(&job, bytes).unwrap();
     assert!(third.metadata().unwrap().modified().unwrap() > SystemTime::UNIX_EPOCH);
-    let memory = map(&third, bytes).unwrap();
-    // SAFETY: mapped.
-    assert_eq!(unsafe { memory.add(bytes - 1).read() }, 0);
-    fs::remove_dir_all(&folder.path).unwrap();
+    let (_, slots) = map(&third, MapFlags::SHARED, 2).unwrap();
+    slots[1].set_life(Life::Finished);
+    assert!(read(&job).is_err(), "nobody has written what it is");
+    let (_, copy) = map(&third, MapFlags::PRIVATE, 2).unwrap();
+    assert_eq!((copy[0].life(), copy[1].life()), (Life::Absent, Life::Finished));
+    fs::remove_dir_all(&directory).unwrap();
 }

@@ -6,7 +6,7 @@ use super::Comm;
 use super::origin::{ONLY_ONE, UNKNOWN};
 use crate::board::Slot;
 use crate::board::ranks::Ranks;
-use crate::board::slot::{Cell, hash};
+use crate::board::slot::{Cell, hash, printable};
 
 /// What all ranks of a communicator can compute alike without messages: its class (see `comm::register`), and its origin, which
 /// distinguishes communicators with the same members.
@@ -41,7 +41,7 @@ impl CommId {
 }
 
 /// The words of a communicator, and of which ranks of `MPI_COMM_WORLD` it is.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CommWords {
     pub key: String,
     pub generation: u32,
@@ -52,33 +52,20 @@ pub struct CommWords {
     order: Vec<i32>,
 }
 
-/// The most bytes for the list of members.
-const MEMBERS: usize = 2048;
+/// The most bytes with a list of members.
+const LONGEST: usize = 2048;
 
 impl CommWords {
     fn encode(&self) -> String {
-        let CommId { class, origin, name } = self.id;
-        let order = || self.order.iter().map(ToString::to_string).collect::<Vec<_>>().join(".");
-        let members = if self.order.is_empty() { self.world.to_string() } else { order() };
-        let members = Some(members).filter(|list| list.len() <= MEMBERS).unwrap_or_default();
-        // The key comes last: a name may hold anything.
-        let numbers =
-            [class, origin, name, self.generation.into()].map(|number| format!("{number:x}")).join("/");
-        format!("{numbers}/{members}/{}", self.key)
+        let text = serde_json::to_string(self).unwrap_or_default();
+        let is_short = text.len() <= LONGEST || self.world.count() == 0;
+        let without = || Self { world: Ranks::default(), order: Vec::new(), ..self.clone() }.encode();
+        if is_short { text } else { without() }
     }
 
     pub fn decode(text: &str) -> Self {
-        let mut parts = text.splitn(6, '/');
-        let mut number = || u64::from_str_radix(parts.next().unwrap_or_default(), 16).unwrap_or(0);
-        let id = CommId { class: number(), origin: number(), name: number() };
-        let generation = number() as u32;
-        let members = parts.next().unwrap_or_default();
-        let key = parts.next().unwrap_or("a communicator").into();
-        if members.contains('.') {
-            let order: Vec<i32> = members.split('.').filter_map(|rank| rank.parse().ok()).collect();
-            return Self { key, generation, id, world: order.iter().copied().collect(), order };
-        }
-        Self { key, generation, id, world: Ranks::parse(members), order: Vec::new() }
+        let unknown = |_| Self { key: "a communicator".into(), ..Self::default() };
+        serde_json::from_str(text).unwrap_or_else(unknown)
     }
 
     /// The rank in `MPI_COMM_WORLD` of a rank.
@@ -111,11 +98,6 @@ impl Comm {
         hash((id, self.origin)).max(1)
     }
 
-    /// Whether it is known which communicator of another rank it is.
-    pub fn is_known(&self) -> bool {
-        self.origin != UNKNOWN
-    }
-
     /// Whether it is one of the two that there is only one of.
     pub fn has_one_origin(&self) -> bool {
         self.origin == ONLY_ONE
@@ -132,7 +114,7 @@ impl Comm {
         self.words.at(slot, || {
             let world = self.world.iter().copied().collect();
             let order = if self.world.is_sorted() { Vec::new() } else { self.world.to_vec() };
-            let (key, generation, id) = (self.key.to_string(), self.generation, self.comm_id());
+            let (key, generation, id) = (printable(&self.key), self.generation, self.comm_id());
             CommWords { key, generation, id, world, order }.encode()
         })
     }
@@ -154,5 +136,9 @@ mod tests {
             assert_eq!((read.key, read.generation, read.id, read.world), (key.into(), 3, id, words.world));
         }
         assert_eq!(CommWords::decode("").key, "a communicator");
+        let many: Vec<i32> = (0..2000).map(|rank| rank * rank).collect();
+        let words = CommWords { key: "c".into(), world: many.into_iter().collect(), ..CommWords::default() };
+        let read = CommWords::decode(&words.encode());
+        assert_eq!((&*read.key, read.world), ("c", Ranks::default()));
     }
 }

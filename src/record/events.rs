@@ -92,11 +92,11 @@ pub fn init() -> Result<(), Cause> {
             return Err(Cause::Setting { message });
         }
     };
-    let calls = Targets::new().with_target(OP, LevelFilter::INFO);
-    let log = wanted.map(|targets| Log { is_json }.with_filter(targets));
-    let subscriber = tracing_subscriber::registry().with(Debug.with_filter(calls)).with(log);
-    // A second one would be another module's of the same library: the first one stays.
-    let _ = tracing::subscriber::set_global_default(subscriber);
+    if let Some(targets) = wanted {
+        let subscriber = tracing_subscriber::registry().with(Log { is_json }.with_filter(targets));
+        // A second one would be another module's of the same library: the first one stays.
+        let _ = tracing::subscriber::set_global_default(subscriber);
+    }
     IS_LOGGED.store(is_logged, Ordering::Relaxed);
     set_debug(matches!(&*variable("MPI4JAX_DEBUG"), "1" | "true" | "on" | "yes"));
     Ok(())
@@ -115,50 +115,17 @@ impl Fields {
         event.record(&mut fields);
         fields
     }
-
-    fn put(&mut self, field: &Field, value: Value) {
-        self.others.insert(field.name().into(), value);
-    }
 }
 
 impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let text = format!("{value:?}");
-        if field.name() == "message" { self.message = text } else { self.put(field, text.into()) }
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        if field.name() == "message" { self.message = value.into() } else { self.put(field, value.into()) }
-    }
-
-    fn record_i64(&mut self, field: &Field, value: i64) {
-        self.put(field, value.into());
-    }
-
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        self.put(field, value.into());
-    }
-
-    fn record_f64(&mut self, field: &Field, value: f64) {
-        self.put(field, value.into());
-    }
-
-    fn record_bool(&mut self, field: &Field, value: bool) {
-        self.put(field, value.into());
-    }
-}
-
-/// The lines of `MPI4JAX_DEBUG`, on standard output.
-struct Debug;
-
-impl<S: Subscriber> Layer<S> for Debug {
-    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        if is_debug() {
-            let Fields { message, others } = Fields::of(event);
-            let call = others.get("call").and_then(Value::as_str).unwrap_or_default();
-            let rank = others.get("rank").and_then(Value::as_i64).unwrap_or_default();
-            // Standard output may be closed.
-            let _ = writeln!(std::io::stdout(), "r{rank} | {call} | {message}");
+        if field.name() == "message" {
+            self.message = text;
+        } else {
+            // Numbers, and words in quotes; else plain words.
+            let value = serde_json::from_str(&text).unwrap_or(Value::String(text));
+            self.others.insert(field.name().into(), value);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Log events of each call: one when it starts, one when it ends.
 
 use std::fmt;
+use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
-use super::events::OP;
+use super::events::{OP, is_debug};
 use crate::call::Call;
 use crate::comm::hash;
 use crate::error::Error;
@@ -24,13 +25,22 @@ pub fn logged(
     let id = hash((SystemTime::now(), CALLS.fetch_add(1, Ordering::Relaxed), rank)) as u32;
     let id = format!("{id:08x}");
     let (op, comm) = (call.site.name(), &*call.site.comm.key);
+    let debug = |line: &dyn fmt::Display| {
+        if is_debug() {
+            // Standard output may be closed.
+            let _ = writeln!(std::io::stdout(), "r{rank} | {id} | {line}");
+        }
+    };
+    debug(&CallLine(name, call));
     tracing::info!(target: OP, rank, call = &*id, op, comm, "{}", CallLine(name, call));
     let start = Instant::now();
     let result = execute(call);
     let seconds = start.elapsed().as_secs_f64();
     let code = result.as_ref().err().map_or(0, |error| error.cause.code());
     let elapsed = Seconds(seconds);
-    tracing::info!(target: OP, rank, call = &*id, op, comm, code, seconds, "{name} done with code {code} ({elapsed})");
+    let line = format!("{name} done with code {code} ({elapsed})");
+    debug(&line);
+    tracing::info!(target: OP, rank, call = &*id, op, comm, code, seconds, "{line}");
     result
 }
 

@@ -149,8 +149,7 @@ pub fn begin_wait(of: &Plain, site: &Site, line: &str) -> Running {
 #[inline(always)]
 fn claim(slot: &'static Slot, plain: &Plain) -> Option<&'static Raw> {
     for _ in 0..RECORDS {
-        // SeqCst: either this thread then sees that the watchdog sleeps, or the watchdog sees the number.
-        let ticket = slot.next.fetch_add(1, Ordering::SeqCst) + 1;
+        let ticket = slot.next.fetch_add(1, Ordering::Relaxed) + 1;
         let raw = &slot.records[ticket as usize % RECORDS];
         let (before, ended) = (raw.ticket.load(Ordering::Relaxed), raw.ended.load(Ordering::Relaxed));
         // An operation that runs for long keeps its record while others, of other threads, come and go.
@@ -313,39 +312,37 @@ impl Plain {
     }
 }
 
-/// The records of a rank that are wanted, the oldest first.
-fn wanted(slot: &Slot, is_wanted: impl Fn(u64) -> bool) -> Vec<Record> {
+/// The last `most` records of a rank that are wanted, the oldest first.
+fn wanted(slot: &Slot, most: usize, is_wanted: impl Fn(u64) -> bool) -> Vec<Record> {
     let raws = slot.records.iter().filter(|raw| is_wanted(raw.ended.load(Ordering::Relaxed)));
     let mut found: Vec<Plain> = raws.filter_map(read_plain).filter(|plain| is_wanted(plain.ended)).collect();
     found.sort_by_key(|plain| plain.ticket);
-    found.iter().filter_map(|plain| plain.record(slot)).collect()
+    found[found.len().saturating_sub(most)..].iter().filter_map(|plain| plain.record(slot)).collect()
 }
 
 /// All records of a rank.
 pub fn records(slot: &Slot) -> Vec<Record> {
-    wanted(slot, |_| true)
+    last(slot, RECORDS)
 }
 
 /// Its last records.
 pub fn last(slot: &Slot, count: usize) -> Vec<Record> {
-    let mut found: Vec<Plain> = slot.records.iter().filter_map(read_plain).collect();
-    found.sort_by_key(|plain| plain.ticket);
-    found[found.len().saturating_sub(count)..].iter().filter_map(|plain| plain.record(slot)).collect()
+    wanted(slot, count, |_| true)
 }
 
 /// The operations that are running.
 pub fn running(slot: &Slot) -> Vec<Record> {
-    wanted(slot, |ended| ended == 0)
+    wanted(slot, RECORDS, |ended| ended == 0)
 }
 
 /// Those that have not been waited for.
 pub fn pending(slot: &Slot) -> Vec<Record> {
-    wanted(slot, |ended| ended != 0 && ended & PENDING != 0)
+    wanted(slot, RECORDS, |ended| ended != 0 && ended & PENDING != 0)
 }
 
 /// How many operations have begun.
 pub fn count() -> u64 {
-    own().next.load(Ordering::SeqCst)
+    own().next.load(Ordering::Acquire)
 }
 
 /// Waits until the operations that are running now have ended.

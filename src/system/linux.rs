@@ -1,11 +1,11 @@
 //! Processes and threads on Linux.
 
 use std::fs;
-use std::ptr::null;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, SystemTime};
 
 use rustix::param::clock_ticks_per_second;
+use rustix::thread::futex::{self, Flags, Timespec};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::process::{Info, ProcessState};
@@ -77,23 +77,11 @@ pub fn threads() -> Vec<(i32, String, f64)> {
 
 /// Waits at most so many seconds until another thread or process changes a number, which is not this one, and wakes who waits.
 pub fn wait(number: &AtomicU32, seen: u32, seconds: f64) {
-    let time = libc::timespec { tv_sec: seconds as i64, tv_nsec: (1e9 * seconds.fract()) as i64 };
-    // SAFETY: the number is there as long as the reference, the time as long as the call.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            number.as_ptr(),
-            libc::FUTEX_WAIT,
-            seen,
-            &raw const time,
-            null::<u32>(),
-            0,
-        )
-    };
+    let time = Timespec { tv_sec: seconds as i64, tv_nsec: (1e9 * seconds.fract()) as i64 };
+    let _ = futex::wait(number, Flags::empty(), seen, Some(&time));
 }
 
 /// Wakes who waits for a change of a number. Async-signal-safe.
 pub fn wake(number: &AtomicU32) {
-    // SAFETY: the number is there as long as the reference.
-    unsafe { libc::syscall(libc::SYS_futex, number.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+    let _ = futex::wake(number, Flags::empty(), i32::MAX as u32);
 }

@@ -9,7 +9,6 @@ pub mod os;
 pub mod os;
 
 pub mod folder;
-pub mod launcher;
 pub mod process;
 pub mod signal;
 

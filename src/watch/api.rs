@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use super::settings::{self, Settings, Watchdog, watchdog};
+use super::settings::{self, Settings, watchdog};
 use super::{default, end, python, watchdog};
 use crate::board::slot::hash;
-use crate::board::{self, Life, board, own};
+use crate::board::{self, Life, own};
 use crate::comm;
 use crate::finalize;
 use crate::output::{self, print};
@@ -59,21 +59,15 @@ pub fn start(settings: Settings) {
 /// `MPI_Finalize` begins: this rank has done its last operation.
 fn finish() {
     let Some(watchdog) = watchdog() else { return };
-    let Watchdog { settings, .. } = watchdog;
     for comm in comm::live() {
-        // What is called later may receive it.
-        if !finalize::are_others_deleted_last()
-            && let Some((source, tag)) = comm.unreceived()
-        {
+        if let Some((source, tag)) = comm.unreceived() {
             print(&format!(
                 "r{} | mpi4jax: warning: a message from {source}, tag {tag}, on {} was never received\n",
-                settings.rank, comm.key
+                watchdog.settings.rank, comm.key
             ));
         }
     }
-    let is_last = !finalize::are_others_deleted_last();
-    own().set_life(if is_last { Life::Finished } else { Life::Finalizing });
-    board().header().lives.fetch_add(1, Ordering::AcqRel);
+    own().set_life(Life::Finished);
     default::finish(watchdog);
 }
 

@@ -39,18 +39,11 @@ pub struct Memory {
     line_at: f64,
     /// What has been reported.
     reported: HashSet<Key>,
-    was_stuck: HashSet<u64>,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self {
-            certain: HashMap::new(),
-            stuck: None,
-            line_at: f64::NEG_INFINITY,
-            reported: HashSet::new(),
-            was_stuck: HashSet::new(),
-        }
+        Self { certain: HashMap::new(), stuck: None, line_at: f64::NEG_INFINITY, reported: HashSet::new() }
     }
 }
 
@@ -145,7 +138,8 @@ fn stuck(
     memory.stuck = Some((now_do, since, is_said));
     let waited = now - since;
     let (key, why) = verdict.stuck().filter(|(key, _)| !memory.reported.contains(key))?;
-    if waited >= settings.deadlock_after && memory.was_stuck.insert(now_do) {
+    if waited >= settings.deadlock_after {
+        memory.reported.insert(key);
         return Some(Action::End(key, why));
     }
     if waited >= WARN_AFTER && !is_said {

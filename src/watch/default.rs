@@ -2,8 +2,8 @@
 //!
 //! Where all ranks are on one host, they need not be at the same place of the program: a rank asks for it on the board, and the
 //! others take part in a thread, whatever they do meanwhile. `MPI_Comm_create_group` matches by a tag, so it is in no order with what
-//! the program does on `MPI_COMM_WORLD`. A rank that has come to its end stays until it is known whether it is needed. On several
-//! hosts all ranks make it together.
+//! the program does on `MPI_COMM_WORLD`. Once a rank has come to its end, `MPI_COMM_WORLD` takes its place. On several hosts all
+//! ranks make it together.
 
 use std::ffi::CString;
 use std::mem::MaybeUninit;
@@ -15,23 +15,21 @@ use mpi::ffi::{self, MPI_Comm, MPI_Group};
 
 use super::settings::{self, Watchdog, watchdog};
 use super::{link, waits};
+use crate::board::ranks::Ranks;
 use crate::board::{Life, board};
 use crate::comm::hash;
 use crate::error::Cause;
-use crate::finalize::are_others_deleted_last;
 use crate::mpilib::{any_thread_may_call, check, create_group, handle_value, is_running};
 use crate::sync::lock;
 
 const NAME: &str = "mpi4jax.default";
-/// How it is made: of all ranks, or not at all: `MPI_COMM_WORLD` takes its place.
+/// How it is made: of all ranks, or not at all.
 const CLONE: u32 = 1;
 const WORLD: u32 = 2;
 /// No other library uses this tag for what it makes of groups.
 const TAG: i32 = 0x6d70;
-/// Ranks that import the package when they start, as most do, have come so long after each other at most.
-const COMING: Duration = Duration::from_secs(5);
-/// How often a rank lets MPI go on while it waits, at most and at least.
-const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(250)];
+/// How often a rank looks whether the others have come, at most and at least.
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(25)];
 
 /// The handle, once it is made.
 static MADE: Mutex<Option<usize>> = Mutex::new(None);
@@ -47,7 +45,8 @@ pub fn make() -> Result<Option<usize>, Cause> {
     let Some(watchdog) = watchdog().filter(|watchdog| watchdog.settings.size > 1) else {
         return join(false).map(Some);
     };
-    waits::enter("the creation of the default communicator (by all ranks)");
+    let all = Ranks::all(watchdog.settings.size);
+    waits::enter("the creation of the default communicator (by all ranks)".into(), all);
     let made = if is_apart(watchdog) { make_apart(watchdog) } else { make_together(watchdog) };
     waits::leave();
     made
@@ -55,13 +54,10 @@ pub fn make() -> Result<Option<usize>, Cause> {
 
 fn make_together(watchdog: &Watchdog) -> Result<Option<usize>, Cause> {
     let settings = &watchdog.settings;
-    // SAFETY: MPI is running, and all ranks do this.
-    let world = handle_value(unsafe { ffi::RSMPI_COMM_WORLD });
     // A number shared by exactly those ranks that see one board.
     let place = board().path().map(|path| (path, crate::system::host()));
     let alone = place.is_none().then_some(settings.rank);
-    // SAFETY: as above.
-    unsafe { link::open(world, hash((place, alone)), (settings.rank, settings.size))? };
+    link::open(hash((place, alone)), (settings.rank, settings.size))?;
     settings::compare_all(settings)?;
     join(true).map(Some)
 }
@@ -76,7 +72,7 @@ fn make_apart(watchdog: &Watchdog) -> Result<Option<usize>, Cause> {
         let mut pause = PAUSES[0];
         while !have_all_come(watchdog) {
             std::thread::sleep(pause);
-            pause = (2 * pause).min(PAUSES[1] / 10);
+            pause = (2 * pause).min(PAUSES[1]);
         }
         if let Some(message) = settings::difference_among(0..watchdog.settings.size) {
             return Err(Cause::Setting { message });
@@ -136,51 +132,13 @@ pub fn serve(watchdog: &'static Watchdog) {
     }
 }
 
-/// `MPI_Finalize` begins: waits until no rank is left that might need it, or takes part. A rank whose delete functions may still
-/// communicate does not wait, because another rank may wait for what those do.
+/// `MPI_Finalize` begins: takes part where a rank has asked for it. Ranks that ask later have `MPI_COMM_WORLD` in its place.
 pub fn finish(watchdog: &Watchdog) {
-    if watchdog.settings.size == 1 || !is_running() || !is_apart(watchdog) {
-        return;
-    }
-    let header = board().header();
-    let give_up = || header.default.compare_exchange(0, WORLD, Ordering::AcqRel, Ordering::Acquire);
-    let is_over = |(_, slot): (i32, &crate::board::Slot)| {
-        let (pid, start) = (slot.pid.load(Ordering::Relaxed), slot.start.load(Ordering::Relaxed));
-        slot.life() >= Life::Finalizing || crate::system::process::state(pid as i32, start).is_none()
-    };
-    let (mut pause, mut seen, mut looks) = (PAUSES[0], u32::MAX, 0);
-    while header.default.load(Ordering::Acquire) == 0 {
-        let lives = header.lives.load(Ordering::Acquire);
-        // Ranks that die change nothing there.
-        if lives != seen || looks % 40 == 0 {
-            seen = lives;
-            let may_come = !have_all_come(watchdog) && watchdog.started.elapsed() < COMING;
-            if are_others_deleted_last() || (!may_come && board().here().all(is_over)) {
-                let _ = give_up();
-            }
+    if watchdog.settings.size > 1 && is_running() && is_apart(watchdog) {
+        let default = &board().header().default;
+        let asked = default.compare_exchange(0, WORLD, Ordering::AcqRel, Ordering::Acquire);
+        if asked == Err(CLONE) {
+            let _ = join(false);
         }
-        looks += 1;
-        let_mpi_go_on();
-        std::thread::sleep(pause);
-        pause = (2 * pause).min(PAUSES[1]);
-    }
-    if header.default.load(Ordering::Acquire) == CLONE && !IS_MADE.load(Ordering::Acquire) {
-        pause = PAUSES[0];
-        while !have_all_come(watchdog) {
-            let_mpi_go_on();
-            std::thread::sleep(pause);
-            pause = (2 * pause).min(PAUSES[1]);
-        }
-        let _ = join(false);
-    }
-}
-
-/// Others may wait for MPI to go on in this process.
-fn let_mpi_go_on() {
-    let (mut found, mut status) = (0, MaybeUninit::zeroed());
-    // SAFETY: between MPI_Init and MPI_Finalize.
-    unsafe {
-        let (source, tag) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG);
-        ffi::MPI_Iprobe(source, tag, ffi::RSMPI_COMM_SELF, &mut found, status.as_mut_ptr());
     }
 }

@@ -3,9 +3,10 @@
 //! Launchers end a job with `SIGTERM`; Python cannot handle `SIGINT` while the rank waits in an operation. A message says where
 //! the ranks were.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, getppid};
 
 use super::settings::watchdog;
 use super::{groups, python, read, report, waits};
@@ -13,8 +14,7 @@ use crate::board::{Life, Once, board, own};
 use crate::finalize;
 use crate::output::print;
 use crate::record::{recorder, timeline};
-use crate::system::launcher::Launcher;
-use crate::system::signal;
+use crate::system::{os, signal};
 
 /// The job's exit status where an operation hangs. Not 124, which is timeout(1)'s, nor what shells and signals use.
 pub const HUNG: i32 = 97;
@@ -88,33 +88,32 @@ fn exit_at_once(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Ends this process, whose launcher has ended before it.
-pub fn end_with_launcher(launcher: &Launcher, rank: i32) -> ! {
-    print(&format!("r{rank} | mpi4jax: {} has ended, and so does this rank\n", launcher.name()));
-    ending();
-    exit_at_once(HUNG)
+/// The launcher of this process, if it is its parent and has one of these names: its number, and its name.
+pub fn launcher(names: &[String]) -> Option<(Pid, String)> {
+    let parent = getppid()?;
+    let name = os::info(parent.as_raw_pid())?.name;
+    names.contains(&name).then_some((parent, name))
 }
 
-/// Has Python's main thread call [`python_runs`] when it can.
-static ASK_PYTHON: OnceLock<fn()> = OnceLock::new();
-/// Python's main thread has run since the last interrupt, and so has seen it.
-static PYTHON_RUNS: AtomicBool = AtomicBool::new(false);
-
-/// Called by Python's main thread, as a sign that it runs.
-pub fn python_runs() {
-    PYTHON_RUNS.store(true, Ordering::Relaxed);
+/// Ends this process if its launcher has ended. Then nothing else ends it where the job ends, and MPI cannot be asked.
+pub fn end_with_launcher((launcher, name): &(Pid, String), rank: i32) {
+    if getppid() != Some(*launcher) {
+        print(&format!(
+            "r{rank} | mpi4jax: the launcher ({name}, process {launcher}) has ended, and so does this rank\n"
+        ));
+        ending();
+        exit_at_once(HUNG)
+    }
 }
 
-/// From now on `SIGTERM` ends this rank with a message, if nothing else handles it, and so does `SIGINT`, if its handler is
-/// Python's default one: then `ask` is given, which schedules a call of [`python_runs`] in Python's main thread.
-pub fn take_signals(ask: Option<fn()>) {
+/// From now on `SIGTERM` ends this rank with a message, if nothing else handles it, and `SIGINT` does so in an operation, if it
+/// `takes_interrupt`: its handler is Python's default one.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_signals"))]
+pub fn take_signals(takes_interrupt: bool) {
     if signal::is_default(libc::SIGTERM) {
         signal::take(libc::SIGTERM);
     }
-    if let Some(ask) = ask
-        && signal::has_handler(libc::SIGINT)
-    {
-        let _ = ASK_PYTHON.set(ask);
+    if takes_interrupt && signal::has_handler(libc::SIGINT) {
         signal::take(libc::SIGINT);
     }
 }
@@ -166,15 +165,11 @@ fn say_terminated(name: &str) {
     print(&format!("r{rank} | mpi4jax: {text}\n"));
 }
 
-/// Whether an operation that is under way stays so for a moment, in which Python's main thread cannot run.
+/// Whether an operation that is under way stays so for a moment, in which Python does not say that it is interrupted.
 fn stays_in_operation() -> bool {
-    let Some(ask) = ASK_PYTHON.get() else { return false };
-    PYTHON_RUNS.store(false, Ordering::Relaxed);
-    ask();
-    let before = waits::under_way();
-    let start = Instant::now();
+    let (before, start) = (waits::under_way(), Instant::now());
     let is_stuck = || waits::under_way().iter().any(|id| before.contains(id));
-    while !PYTHON_RUNS.load(Ordering::Relaxed) && is_stuck() {
+    while own().terminated.load(Ordering::Acquire) == 0 && is_stuck() {
         if start.elapsed() > PATIENCE {
             return true;
         }
@@ -189,7 +184,7 @@ pub extern "C" fn at_exit() {
         return;
     }
     let (board, slot) = (board(), own());
-    let is_expected = slot.life() >= Life::Finalizing || board.has_been_done(Once::Ending);
+    let is_expected = slot.life() == Life::Finished || board.has_been_done(Once::Ending);
     if let (false, Some(record)) = (is_expected, recorder::running(slot).first()) {
         // MPICH does so by itself after some errors, whatever is to be done with errors.
         let hint = if record.op.row().is_collective() {
@@ -199,9 +194,6 @@ pub extern "C" fn at_exit() {
         };
         print(&format!("r{} | mpi4jax: a library has ended this rank in {record}{hint}\n", board.rank));
         let_launcher_read();
-    }
-    if slot.life() == Life::Finalizing {
-        slot.set_life(Life::Finished);
     }
     if slot.life() == Life::Finished && board.here().all(|(_, slot)| slot.life() == Life::Finished) {
         board.remove();

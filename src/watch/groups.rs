@@ -98,21 +98,6 @@ pub fn lines(ranks: impl IntoIterator<Item = (String, i32)>, seconds: impl Fn(i3
     text
 }
 
-/// The ranks that are waited for, most first, in some words: " for rank 3, which is in Python at io.py:40".
-pub fn waited_for(ranks: impl IntoIterator<Item = (String, i32)>) -> String {
-    let groups = at_most(3, ranks);
-    let total: usize = groups.iter().map(|(_, members)| members.count()).sum();
-    let mut text = if groups.len() > 1 { format!(" for {total} ranks:") } else { " for".into() };
-    for (i, (state, members)) in groups.iter().take(3).enumerate() {
-        let before = if i == 0 { "" } else { ";" };
-        text += &format!("{before} {}, which {} {state}", ranks_in_words(members), verb(members));
-    }
-    if groups.len() > 3 {
-        text += &format!("; and {}", ranks_in_words(&all(&groups[3..])));
-    }
-    text
-}
-
 /// What ranks do, most first, in some words: "ranks 0-2 are in barrier #1; rank 3 is in Python at io.py:40".
 pub fn in_words(ranks: impl IntoIterator<Item = (String, i32)>) -> String {
     let groups = at_most(3, ranks);
@@ -168,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn slow_ranks_are_counted_and_odd_ones_named() {
+    fn slow_ranks_are_in_groups_and_odd_ones_named() {
         let of =
-            |states: &[(i32, &str)]| waited_for(states.iter().map(|&(rank, state)| (state.to_owned(), rank)));
-        assert_eq!(of(&[(3, "in Python at io.py:40")]), " for rank 3, which is in Python at io.py:40");
-        assert_eq!(of(&[(3, "a"), (4, "a")]), " for ranks 3-4, which are a");
+            |states: &[(i32, &str)]| in_words(states.iter().map(|&(rank, state)| (state.to_owned(), rank)));
+        assert_eq!(of(&[(3, "in Python at io.py:40")]), "rank 3 is in Python at io.py:40");
+        assert_eq!(of(&[(3, "a"), (4, "a")]), "ranks 3-4 are a");
         assert_eq!(
             of(&[(1, "a"), (2, "b"), (3, "b"), (5, "b"), (7, "c"), (8, "d"), (10, "e")]),
-            " for 7 ranks: ranks 2-3, 5, which are b; rank 1, which is a; rank 7, which is c; and ranks 8, 10"
+            "ranks 2-3, 5 are b; rank 1 is a; rank 7 is c; ranks 8, 10 do other things"
         );
     }
 }

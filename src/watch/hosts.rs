@@ -49,21 +49,11 @@ pub enum Message {
 impl Message {
     /// The answer of a host, whose ranks these are.
     pub fn answer(question: Question, world: &World) -> Self {
-        let groups = grouped(world.iter().map(|(rank, status)| (encoded(&status.briefly()), *rank)));
-        let groups = groups.into_iter().map(|(_, ranks)| {
-            let status = ranks.first().map(|rank| world[&rank].briefly()).unwrap_or_default();
-            (ranks, status)
-        });
-        Self::Answer(question, groups.collect())
+        let text = |status: &RankStatus| serde_json::to_string(&status.briefly()).unwrap_or_default();
+        let groups = grouped(world.iter().map(|(rank, status)| (text(status), *rank)));
+        let status = |ranks: &Ranks| ranks.first().map(|rank| world[&rank].briefly()).unwrap_or_default();
+        Self::Answer(question, groups.into_iter().map(|(_, ranks)| (ranks.clone(), status(&ranks))).collect())
     }
-
-    pub fn encode(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("plain fields")
-    }
-}
-
-fn encoded(status: &RankStatus) -> String {
-    serde_json::to_string(status).expect("plain fields")
 }
 
 /// The questions and answers of a host. Without hosts, questions reach no rank.
@@ -73,12 +63,13 @@ pub struct Mail {
     hosts: Vec<Ranks>,
     /// The place of this host among them.
     own: usize,
-    outbox: Vec<(i32, Message)>,
+    /// Messages to be sent, each with the rank that it is for.
+    pub outbox: Vec<(i32, Message)>,
     /// The last question of this host's, and the answers to it, each with the rank that it is from.
     asked: Option<Question>,
     answers: Vec<(i32, Vec<(Ranks, RankStatus)>)>,
-    /// Questions of others that are not answered yet.
-    questions: Vec<(i32, Question)>,
+    /// Questions of others that are not answered yet, each with the rank that asks.
+    pub questions: Vec<(i32, Question)>,
 }
 
 impl Mail {
@@ -90,9 +81,9 @@ impl Mail {
         Self { hosts, own, ..Self::default() }
     }
 
-    /// The place of this host, and how many there are.
-    pub fn place(&self) -> (usize, usize) {
-        (self.own, self.hosts.len().max(1))
+    /// Whether there are other hosts.
+    pub fn has_others(&self) -> bool {
+        self.hosts.len() > 1
     }
 
     /// Whether this rank answers for its host: its first one does, and the second where the first is gone.
@@ -130,19 +121,6 @@ impl Mail {
         self.outbox.extend(ranks.into_iter().map(|rank| (rank, Message::Question(question.clone()))));
     }
 
-    pub fn answer(&mut self, to: i32, answer: Message) {
-        self.outbox.push((to, answer));
-    }
-
-    pub fn has_outgoing(&self) -> bool {
-        !self.outbox.is_empty()
-    }
-
-    /// The messages to be sent, each with the rank that it is for.
-    pub fn take_outbox(&mut self) -> Vec<(i32, Message)> {
-        std::mem::take(&mut self.outbox)
-    }
-
     /// A message has arrived.
     pub fn receive(&mut self, from: i32, message: Message) {
         match message {
@@ -154,11 +132,6 @@ impl Mail {
                 }
             }
         }
-    }
-
-    /// The questions of others since this was called last, each with the rank that asked.
-    pub fn take_questions(&mut self) -> Vec<(i32, Question)> {
-        std::mem::take(&mut self.questions)
     }
 
     /// Whether all hosts have answered the last question.
@@ -184,19 +157,24 @@ mod tests {
         let world = World::from([(0, status("a")), (1, status("b")), (2, status("a"))]);
         let answer = |world: &World| Message::answer(question.clone(), world);
         let Message::Answer(_, groups) = answer(&world) else { panic!("no answer") };
-        assert_eq!(groups.iter().map(|(ranks, _)| ranks.to_string()).collect::<Vec<_>>(), ["0,2", "1"]);
+        let ranks = |list: &[i32]| list.iter().copied().collect::<Ranks>();
+        assert_eq!(
+            groups.iter().map(|group| group.0.clone()).collect::<Vec<_>>(),
+            [ranks(&[0, 2]), ranks(&[1])]
+        );
         for message in [Message::Question(question.clone()), answer(&world), answer(&World::new())] {
-            assert_eq!(serde_json::from_slice::<Message>(&message.encode()).unwrap(), message);
+            let bytes = serde_json::to_vec(&message).unwrap();
+            assert_eq!(serde_json::from_slice::<Message>(&bytes).unwrap(), message);
         }
     }
 
     #[test]
     fn hosts_are_known_by_their_lowest_ranks() {
         let mut mail = Mail::new(&[7, 7, 9, 7, 9], 3);
-        assert_eq!((mail.place(), mail.hosts[0].to_string()), ((0, 2), "0-1,3".into()));
+        assert!((mail.own, mail.hosts.len()) == (0, 2) && mail.hosts[0].iter().eq([0, 1, 3]));
         mail.ask(&Question::new(QuestionKind::Status, 3));
         mail.ask_again();
-        let to: Vec<i32> = mail.take_outbox().into_iter().map(|(to, _)| to).collect();
+        let to: Vec<i32> = mail.outbox.iter().map(|(to, _)| *to).collect();
         assert_eq!(to, [2, 4]);
     }
 }

@@ -50,7 +50,7 @@ pub fn post(change: impl FnOnce(&mut Mail)) {
 
 /// Whether messages reach the other hosts.
 pub fn is_open() -> bool {
-    mail().place().1 > 1
+    mail().has_others()
 }
 
 /// A message under way. MPI reads or writes the bytes until the request is done.
@@ -72,18 +72,15 @@ struct Endpoint {
 // may use them.
 unsafe impl Send for Endpoint {}
 
-/// Opens the link, unless the MPI of a rank forbids it, or all are on one host. Collective over a
-/// communicator of all ranks. `host` is what the ranks of a host have in common, and no others.
-///
-/// # Safety
-/// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
-pub unsafe fn open(comm: usize, host: u64, (rank, size): (i32, i32)) -> Result<(), Cause> {
+/// Opens the link, unless the MPI of a rank forbids it, or all are on one host. Collective over `MPI_COMM_WORLD`. `host` is what
+/// the ranks of a host have in common, and no others.
+pub fn open(host: u64, (rank, size): (i32, i32)) -> Result<(), Cause> {
     // Host 0, which has no ranks, stands for a rank that cannot have a link: then there is none.
     let own = if any_thread_may_call() { host.max(1) } else { 0 };
     let mut names = vec![0u64; size as usize];
-    // SAFETY: promised by the caller; a number from each rank.
+    // SAFETY: MPI is running; a number from each rank.
     let comm = unsafe {
-        let comm: MPI_Comm = handle(comm);
+        let comm = ffi::RSMPI_COMM_WORLD;
         let (from, to, t) = ((&raw const own).cast(), names.as_mut_ptr().cast(), ffi::RSMPI_UINT64_T);
         check("MPI_Allgather", ffi::MPI_Allgather(from, 1, t, to, 1, t, comm))?;
         if names.contains(&0) || names.iter().all(|name| *name == own) {
@@ -122,11 +119,11 @@ fn run() {
         }
         let expects = busy.is_some_and(|at| at.elapsed() < EXPECTS);
         let is_idle = |mail: &mut Mail| {
-            let has_messages = ANSWERS.load(Ordering::Relaxed) || expects || mail.has_outgoing();
-            mail.place().1 > 1 && !has_messages
+            let has_messages = ANSWERS.load(Ordering::Relaxed) || expects || !mail.outbox.is_empty();
+            mail.has_others() && !has_messages
         };
         let mail = CHANGED.wait_while(mail(), is_idle).unwrap_or_else(PoisonError::into_inner);
-        if !mail.has_outgoing() {
+        if mail.outbox.is_empty() {
             drop(CHANGED.wait_timeout(mail, PERIODS[usize::from(expects)]));
         }
     }
@@ -156,7 +153,7 @@ impl Endpoint {
     /// Sends and receives what there is, without waiting; whether there was something.
     fn step(&mut self) -> Result<bool, Cause> {
         while self.receive()? {}
-        let outgoing = mail().take_outbox();
+        let outgoing = std::mem::take(&mut mail().outbox);
         for (to, message) in outgoing {
             self.send(to, &message)?;
         }
@@ -179,7 +176,7 @@ impl Endpoint {
     }
 
     fn send(&mut self, to: i32, message: &Message) -> Result<(), Cause> {
-        let bytes = message.encode();
+        let bytes = serde_json::to_vec(message).unwrap_or_default();
         let mut request = MaybeUninit::<MPI_Request>::uninit();
         // SAFETY: the bytes stay where they are until the request is done.
         unsafe {

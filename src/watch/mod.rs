@@ -29,9 +29,9 @@ pub use self::api::{build, settings_difference, start, thread_communicates, user
 pub use self::compare::print_of;
 pub use self::compare::{CheckLevel, ask, check_level, mismatch, set_check, share_default};
 pub use self::default::make as make_default;
-pub use self::end::{abort_after, abort_after_interrupt, ending, python_runs, take_signals};
+pub use self::end::{abort_after, abort_after_interrupt, ending, take_signals};
 pub use self::operation::{begin, end as end_operation, end_message};
 pub use self::postmortem::read_board;
 pub use self::python::{Frame, answer, questions};
 pub use self::settings::Settings;
-pub use self::waits::{enter_limit, enter_on, leave, leave_limit, notice};
+pub use self::waits::{enter_limit, enter_on, leave, leave_limit};

@@ -2,7 +2,6 @@
 
 use super::compare::{self, CheckLevel, check_level};
 use super::settings;
-use super::waits::notice;
 use crate::call::{Call, Phase, Site};
 use crate::error::Error;
 use crate::record::messages;
@@ -11,7 +10,6 @@ use crate::record::recorder::Running;
 /// An operation begins. An error: the ranks are about to do different things.
 #[inline]
 pub fn begin(call: &Call, running: &Running) -> Result<(), Error> {
-    notice();
     let (level, comm) = (check_level(), &call.site.comm);
     if comm.size == 1 {
         return Ok(());

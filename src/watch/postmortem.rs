@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use super::python::Place;
 use super::{read, report};
 use crate::board::{self, Slot};
-use crate::comm::CommWords;
 use crate::record::recorder::{self, Record};
 use crate::record::{clock, json};
 use crate::system::host;
@@ -23,26 +22,10 @@ pub fn read_board(path: &Path) -> io::Result<String> {
 
 fn of_rank(rank: i32, size: usize, slot: &Slot) -> Value {
     let records = recorder::records(slot);
-    let mut comms: Vec<CommWords> = Vec::new();
-    for record in &records {
-        if !comms.iter().any(|comm| is_same(comm, &record.comm)) {
-            comms.push(record.comm.clone());
-        }
-    }
-    let index = |of: &CommWords| comms.iter().position(|comm| is_same(comm, of)).unwrap_or(0);
     let operation = |record: &Record| {
         let mut fields = json::record(record);
-        fields["comm"] = index(&record.comm).into();
+        fields["comm"] = json!((&record.comm.key, record.comm.generation, &record.comm.world));
         fields
-    };
-    let communicator = |comm: &CommWords| {
-        let numbers = records.iter().filter(|it| is_same(&it.comm, comm) && it.op.row().is_collective());
-        json!({
-            "key": comm.key,
-            "generation": comm.generation,
-            "world": comm.world.iter().collect::<Vec<_>>(),
-            "collectives": numbers.map(|it| it.sequence).max().unwrap_or(0),
-        })
     };
     let place: Place = serde_json::from_str(&slot.python.read()).unwrap_or_default();
     let now =
@@ -55,11 +38,6 @@ fn of_rank(rank: i32, size: usize, slot: &Slot) -> Value {
         "time": clock::unix(now),
         "state": report::doing(&read::status(slot, false)),
         "python": place.frames,
-        "communicators": comms.iter().map(communicator).collect::<Vec<_>>(),
         "records": records.iter().map(operation).collect::<Vec<_>>(),
     })
-}
-
-fn is_same(one: &CommWords, other: &CommWords) -> bool {
-    (&one.key, one.generation, one.id) == (&other.key, other.generation, other.id)
 }

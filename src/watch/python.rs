@@ -114,7 +114,7 @@ pub fn answering_thread() -> i32 {
 /// Where Python is.
 pub fn place() -> Place {
     let mut answers = answers();
-    if own().life() >= Life::Finalizing {
+    if own().life() == Life::Finished {
         return Place::default();
     }
     // An older question that still waits for Python's lock is this one too.

@@ -84,16 +84,15 @@ fn state(slot: &Slot) -> (State, bool) {
     if slot.life() == Life::Finished {
         return (State::Finished, false);
     }
-    let running = if slot.life() == Life::Finalizing { State::Finalizing } else { State::Runs };
     let own = board().slots().get(board().rank).map_or(0, |own| own.space.load(Ordering::Relaxed));
     // Numbers of processes in another container say nothing.
     if own == 0 || slot.space.load(Ordering::Relaxed) != own {
-        return (running, false);
+        return (State::Runs, false);
     }
     match process::state(pid, slot.start.load(Ordering::Relaxed)) {
         None => (State::Gone, false),
         Some(ProcessState::Stopped) => (State::Stopped, true),
-        Some(_) => (running, os::is_traced(pid)),
+        Some(_) => (State::Runs, os::is_traced(pid)),
     }
 }
 
@@ -157,10 +156,6 @@ pub fn status(slot: &Slot, with_last: bool) -> RankStatus {
         copies: slot.copies.load(Ordering::Relaxed),
         counts: cells().map(|cell| (id(cell), number(cell))).collect(),
         forgotten: slot.lost_number.load(Ordering::Relaxed),
-        chains: cells()
-            .filter(|cell| !cell.has(FREED))
-            .map(|cell| (id(cell), number(cell), cell.chain.load(Ordering::Relaxed)))
-            .collect(),
         messages: messages.collect(),
         others: [&slot.lost_sent, &slot.lost_received].map(|it| it.load(Ordering::Relaxed)),
         seconds: last.last().map_or(0.0, |record| clock::seconds_since(record.ended)),

@@ -38,7 +38,6 @@ pub fn doing(status: &RankStatus) -> String {
 }
 
 fn what(status: &RankStatus) -> String {
-    const ENDS: &str = "in MPI_Finalize, which calls what the program has attached to MPI.COMM_SELF";
     let RankStatus { state, process, before, activity, python, .. } = status;
     match (state, operations(status)) {
         (State::Gone, _) => return format!("gone: {process} has died{before}"),
@@ -50,7 +49,6 @@ fn what(status: &RankStatus) -> String {
         }
         (_, Some(words)) => return format!("{words}; Python is at {python}"),
         (State::Finished, _) => {}
-        (State::Finalizing, _) => return format!("{ENDS}{before}"),
         _ if status.is_silent => return format!("silent: {process} does not answer"),
         _ => {}
     }
@@ -142,7 +140,7 @@ impl Facts<'_> {
                              same ranks, which is a deadlock";
                 }
                 (true, _) => line += ": all ranks have called it, and it is in progress",
-                (false, _) => line += &groups::waited_for(late),
+                (false, _) => line += &format!(": {}", groups::in_words(late)),
             }
         } else {
             let others: Ranks = wait.members.iter().filter(|rank| *rank != key.0).collect();

@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use super::groups::ranks_in_words;
 use crate::board::ranks::{Ranks, grouped};
@@ -52,7 +50,6 @@ pub struct Settings {
 
 pub struct Watchdog {
     pub settings: Settings,
-    pub started: Instant,
     /// The process that is watched: a forked child is no rank.
     process: u32,
 }
@@ -66,44 +63,25 @@ pub fn watchdog() -> Option<&'static Watchdog> {
 
 /// The watchdog of this rank; none if there has been one before.
 pub fn make(settings: Settings) -> Option<&'static Watchdog> {
-    WATCHDOG.set(Watchdog { settings, started: Instant::now(), process: std::process::id() }).ok()?;
+    WATCHDOG.set(Watchdog { settings, process: std::process::id() }).ok()?;
     WATCHDOG.get()
-}
-
-fn meaning(shared: &Shared) -> u64 {
-    hash(shared.iter().map(|(name, meaning, _)| (name, meaning)).collect::<Vec<_>>())
 }
 
 /// Tells the other ranks of this host the settings of this one, which has taken its slot.
 pub fn publish(settings: &Settings) {
-    let slot = own();
-    slot.settings.write(&serde_json::to_string(&(&settings.shared, &settings.build)).unwrap_or_default());
-    slot.settings_hash.store(meaning(&settings.shared).max(1), Ordering::Release);
+    own().settings.write(&serde_json::to_string(&(&settings.shared, &settings.build)).unwrap_or_default());
 }
 
-/// Settings and builds of these ranks, as far as they are known.
+/// Settings and builds of these ranks of this host, as far as they are known.
 fn known(ranks: impl Iterator<Item = i32>) -> Vec<(i32, (Shared, String))> {
-    let of = |rank| {
-        let slot = board().slot(rank)?;
-        (slot.settings_hash.load(Ordering::Acquire) != 0).then_some(())?;
-        Some((rank, serde_json::from_str(&slot.settings.read()).ok()?))
-    };
+    let of = |rank| Some((rank, serde_json::from_str(&board().slot(rank)?.settings.read()).ok()?));
     ranks.filter_map(of).collect()
 }
 
 /// In which settings these ranks of this host differ, in words. None: in none, as far as is known.
-pub fn difference_among(ranks: impl Iterator<Item = i32> + Clone) -> Option<String> {
-    let hash = own().settings_hash.load(Ordering::Relaxed);
-    let differs = |rank: i32| {
-        let other = board().slot(rank).map_or(0, |slot| slot.settings_hash.load(Ordering::Acquire));
-        other != 0 && other != hash
-    };
-    if !ranks.clone().any(differs) {
-        return None;
-    }
-    let known: Vec<(i32, Shared)> =
-        known(ranks).into_iter().map(|(rank, (shared, _))| (rank, shared)).collect();
-    difference(&known)
+pub fn difference_among(ranks: impl Iterator<Item = i32>) -> Option<String> {
+    let shared = known(ranks).into_iter().map(|(rank, (shared, _))| (rank, shared));
+    difference(&shared.collect::<Vec<_>>())
 }
 
 /// Whether ranks of this host run different builds of this package, which is said once.
@@ -128,7 +106,8 @@ fn say_builds(groups: &[(String, Ranks)]) {
 /// Compares the settings of all ranks, of which there are so many. Collective over `MPI_COMM_WORLD`.
 pub fn compare_all(settings: &Settings) -> Result<(), Cause> {
     let ours = (&settings.shared, &settings.build);
-    let hash = hash((meaning(&settings.shared), &settings.build));
+    let meaning: Vec<_> = settings.shared.iter().map(|(name, meaning, _)| (name, meaning)).collect();
+    let hash = hash((meaning, &settings.build));
     // The greatest number is also the least one if all are equal.
     if Group::World.largest(hash)? == !Group::World.largest(!hash)? {
         return Ok(());

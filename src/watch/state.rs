@@ -59,9 +59,7 @@ pub struct Wait {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
     Runs,
-    /// `MPI_Finalize` has begun, and calls what the program has attached to `MPI_COMM_SELF`, which may communicate.
-    Finalizing,
-    /// It begins nothing any more.
+    /// `MPI_Finalize` has begun: it begins nothing any more.
     Finished,
     /// By a signal, or by a debugger.
     Stopped,
@@ -96,8 +94,6 @@ pub struct RankStatus {
     /// been forgotten, at most.
     pub counts: Vec<(CommId, u64)>,
     pub forgotten: u64,
-    /// Number and chain of the collectives on communicators.
-    pub chains: Vec<(CommId, u64, u64)>,
     pub messages: Vec<Messages>,
     /// Messages sent and received that are not among these.
     pub others: [u64; 2],
@@ -133,9 +129,7 @@ pub fn compare_origins(world: &mut World) {
             Need::Collective { comm, .. } | Need::Message { comm, .. } => Some(comm),
             Need::Call | Need::Stream => None,
         });
-        let others =
-            rank.counts.iter_mut().map(|(id, _)| id).chain(rank.chains.iter_mut().map(|(id, ..)| id));
-        for id in ids.chain(others) {
+        for id in ids.chain(rank.counts.iter_mut().map(|(id, _)| id)) {
             if !are_clear && id.origin != ONLY_ONE {
                 id.origin = UNKNOWN;
             }

@@ -1,8 +1,8 @@
-//! What this process waits for besides operations, for how long it may, and when its watchdog sleeps.
+//! What this process waits for besides operations, and for how long it may.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::read;
@@ -21,8 +21,8 @@ use crate::transport;
 struct Blocked {
     number: u64,
     words: String,
-    /// The ranks that take part; None: all.
-    members: Option<Ranks>,
+    /// The ranks that take part.
+    members: Ranks,
     started: u64,
     thread: i32,
 }
@@ -30,21 +30,16 @@ struct Blocked {
 /// Threads may be in one each.
 static BLOCKED: Mutex<Vec<Blocked>> = Mutex::new(Vec::new());
 
-/// This thread is about to wait for all ranks.
-pub fn enter(words: &str) {
-    enter_with(words.into(), None);
-}
-
 /// This thread is about to wait for the ranks of a communicator.
 pub fn enter_on(comm: &Comm, words: String) {
-    enter_with(words, Some(comm.world.iter().copied().collect()));
+    enter(words, comm.world.iter().copied().collect());
 }
 
-fn enter_with(words: String, members: Option<Ranks>) {
+/// This thread is about to wait for these ranks.
+pub fn enter(words: String, members: Ranks) {
     static CALLS: AtomicU64 = AtomicU64::new(0);
     let (number, thread) = (CALLS.fetch_add(1, Ordering::Relaxed), this_thread());
     lock(&BLOCKED).push(Blocked { number, words, members, started: clock::ticks(), thread });
-    notice();
 }
 
 /// The last call that this thread has entered has ended.
@@ -58,36 +53,6 @@ pub fn leave() {
 /// The threads that are in such calls.
 pub fn threads() -> Vec<i32> {
     lock(&BLOCKED).iter().map(|call| call.thread).collect()
-}
-
-// ---- The watchdog sleeps while nothing is under way
-
-static ASLEEP: AtomicBool = AtomicBool::new(false);
-
-/// Wakes the watchdog, if it sleeps: an operation or a call begins.
-#[inline]
-pub fn notice() {
-    if ASLEEP.load(Ordering::SeqCst) {
-        wake();
-    }
-}
-
-#[cold]
-fn wake() {
-    if ASLEEP.swap(false, Ordering::Relaxed) {
-        signal::wake();
-    }
-}
-
-/// Marks the watchdog as asleep. True if it was marked before and nothing has begun since: the next operation that begins
-/// wakes it, so it may sleep until then.
-pub fn sleep() -> bool {
-    ASLEEP.swap(true, Ordering::SeqCst)
-}
-
-/// The watchdog looks at operations by itself: those that begin need not wake it.
-pub fn awake() {
-    ASLEEP.store(false, Ordering::Relaxed);
 }
 
 // ---- Limits
@@ -128,6 +93,8 @@ pub fn enter_limit(seconds: f64) -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(1);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     lock(&PARTS).push((number, Limit { seconds, since: Some(Instant::now()) }));
+    // It may be shorter than the watchdog's pause.
+    signal::wake();
     number
 }
 
@@ -149,8 +116,8 @@ pub fn under_way() -> Vec<WaitId> {
     read::waits(own()).iter().map(|wait| wait.id).collect()
 }
 
-/// Waits that are no operations, of a job of so many ranks.
-fn others(size: i32) -> Vec<Wait> {
+/// Waits that are no operations.
+fn others() -> Vec<Wait> {
     let wait = |id, need, members, seconds, words, late| Wait {
         id,
         need,
@@ -161,8 +128,7 @@ fn others(size: i32) -> Vec<Wait> {
         has_line: false,
     };
     let call = |it: &Blocked| {
-        let members = it.members.clone().unwrap_or_else(|| Ranks::all(size));
-        let seconds = clock::seconds_since(it.started);
+        let (members, seconds) = (it.members.clone(), clock::seconds_since(it.started));
         wait(WaitId::Call(it.number), Need::Call, members, seconds, it.words.clone(), String::new())
     };
     let mut waits: Vec<Wait> = lock(&BLOCKED).iter().map(call).collect();
@@ -184,8 +150,8 @@ pub struct Waits {
 
 impl Waits {
     /// Updates the list, after so many seconds in which this process ran, and tells others what is no operation.
-    pub fn update(&mut self, passed: f64, limit: &Limit, size: i32) {
-        let text = match others(size) {
+    pub fn update(&mut self, passed: f64, limit: &Limit) {
+        let text = match others() {
             others if others.is_empty() => String::new(),
             others => serde_json::to_string(&others).unwrap_or_default(),
         };
@@ -249,25 +215,10 @@ mod tests {
         assert_eq!(current_limit(5.0).name(), "MPI4JAX_TIMEOUT=5 s");
     }
 
-    /// What has ended when the watchdog looks is no reason to miss what comes next.
-    #[test]
-    fn what_was_short_wakes_the_watchdog_once_and_it_says_again_that_it_sleeps() {
-        signal::open(&own().bell);
-        for _ in 0..2 {
-            let before = own().bell.load(Ordering::Relaxed);
-            while !sleep() {}
-            notice();
-            // Another test may have been faster to wake it.
-            while own().bell.load(Ordering::Relaxed) == before {}
-            assert!(!sleep(), "what begins now would wake no thread");
-        }
-        awake();
-    }
-
     #[test]
     fn calls_of_several_threads_are_seen_and_their_limits_count_from_their_own_start() {
-        enter("A.Free");
-        std::thread::spawn(|| enter("B.Free")).join().unwrap();
+        enter("A.Free".into(), Ranks::all(2));
+        std::thread::spawn(|| enter("B.Free".into(), Ranks::all(2))).join().unwrap();
         let entered = Instant::now();
         let job = Limit { seconds: 3.0, since: None };
         let mut part = Limit { seconds: 1.5, since: Some(entered) };
@@ -276,21 +227,21 @@ mod tests {
             waits.list.iter().filter(|wait| wait.need == Need::Call).cloned().collect()
         };
         let late = |waits: &Waits| calls(waits).iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
-        (0..3).for_each(|_| waits.update(1.0, &job, 2));
+        (0..3).for_each(|_| waits.update(1.0, &job));
         let words: Vec<String> = calls(&waits).into_iter().map(|wait| wait.words).collect();
         assert_eq!(words, ["A.Free", "B.Free"]);
         assert_eq!(late(&waits), [false; 2]);
-        waits.update(1.0, &part, 2);
+        waits.update(1.0, &part);
         assert_eq!(late(&waits), [false; 2], "they have waited for 4 s, but not in this part");
         part.since = entered.checked_sub(Duration::from_secs(2));
-        waits.update(1.0, &part, 2);
+        waits.update(1.0, &part);
         assert_eq!(late(&waits), [true; 2]);
         // A number that no clock can show: nothing is ever late.
         let never = Limit { seconds: 1e20, since: None };
-        waits.update(1.0, &never, 2);
+        waits.update(1.0, &never);
         assert!(waits.next_limit(&never) > 1e19);
         leave();
-        waits.update(1.0, &job, 2);
+        waits.update(1.0, &job);
         assert_eq!(calls(&waits).len(), 1, "this thread's has ended");
     }
 }

@@ -1,13 +1,13 @@
 //! The thread that notices operations that do not complete.
 //!
-//! It sleeps at a bell while nothing is under way. While an operation of this rank waits, it looks now and then. Of the ranks of a
+//! It looks once a second, and waits at a bell meanwhile, which signals, messages and other ranks ring. Of the ranks of a
 //! host that wait, one leads: it reads the states of all from the board, asks other hosts, and carries out what
 //! [`decide`](super::decide) returns. A leader that does not look any more is replaced by the next rank that does.
 
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::decide::{self, Action, Memory};
@@ -22,17 +22,13 @@ use super::{compare, default, link, python, read};
 use crate::board::ranks::Ranks;
 use crate::board::slot::milliseconds;
 use crate::board::{Life, Slot, board, own};
-use crate::mpilib::is_running;
 use crate::output::print;
 use crate::record::{recorder, timeline};
-use crate::system::folder::Folder;
-use crate::system::launcher::Launcher;
-use crate::system::{os, signal};
+use crate::system::{folder, os, signal};
 
-/// How long the watchdog sleeps while operations come and go; and while one waits, at first and in the end. In seconds.
-const BEAT: f64 = 2.0;
-const WAIT_BEATS: [f64; 2] = [1.0, 2.5];
-/// How often a rank that does nothing looks whether its launcher lives.
+/// How often the watchdog looks, in seconds; and how often at least while an operation waits for long.
+const BEATS: [f64; 2] = [1.0, 2.5];
+/// How often a rank that has finished looks whether its launcher lives.
 const LOOK: f64 = 5.0;
 /// How often answers are looked for, and for how long.
 const LISTEN: f64 = 0.05;
@@ -50,15 +46,15 @@ const ASK_EVERY: [f64; 2] = [3.0, 15.0];
 const BUSY: f64 = 0.01;
 
 pub fn run(watchdog: &'static Watchdog) {
-    let launcher = Launcher::parent(&watchdog.settings.launchers);
+    let launcher = end::launcher(&watchdog.settings.launchers);
     let (mut observer, mut seen) = (Observer::new(watchdog), 0);
     loop {
         let pause = observer.pause();
         let began = Instant::now();
         let signals = signal::wait(&own().bell, &mut seen, pause);
         // A process that was stopped has not waited meanwhile.
-        let passed = began.elapsed().as_secs_f64().min(2.0 * pause.min(BEAT));
-        if let Some(launcher) = launcher.as_ref().filter(|launcher| launcher.is_gone()) {
+        let passed = began.elapsed().as_secs_f64().min(2.0 * pause.min(BEATS[1]));
+        if let Some(launcher) = &launcher {
             end::end_with_launcher(launcher, watchdog.settings.rank);
         }
         // Whatever goes wrong here, the next hang is noticed.
@@ -100,6 +96,15 @@ pub fn exceptions(ranks: &[i32]) -> String {
     ranks.iter().filter_map(of).collect()
 }
 
+/// Whether this rank does what one rank of a host does: another one may have done it within some milliseconds. The number has that
+/// rank plus one, and when it did so.
+fn takes(turn: &AtomicU64, lease: u64) -> bool {
+    let (me, now, before) = (board().rank as u64 + 1, milliseconds(), turn.load(Ordering::Acquire));
+    let (rank, at) = (before >> 40, before & ((1 << 40) - 1));
+    (rank == 0 || rank == me || now.saturating_sub(at) > lease)
+        && turn.compare_exchange(before, me << 40 | now, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}
+
 /// What the watchdog has observed.
 struct Observer {
     watchdog: &'static Watchdog,
@@ -116,8 +121,6 @@ struct Observer {
     asked: Option<f64>,
     asked_at: f64,
     heard_at: f64,
-    /// How many operations had begun at the last beat.
-    begun: u64,
     /// Waits that were too long and have been reported.
     late: HashSet<WaitId>,
     /// When a rank was last seen stopped, or traced, while a wait was too long.
@@ -137,7 +140,6 @@ impl Observer {
             asked: None,
             asked_at: f64::NEG_INFINITY,
             heard_at: f64::NEG_INFINITY,
-            begun: 0,
             late: HashSet::new(),
             halted_at: f64::NEG_INFINITY,
         }
@@ -152,20 +154,16 @@ impl Observer {
         let limit = self.limit();
         let settings = &self.watchdog.settings;
         let shortest = limit.seconds.min(settings.report_after).min(settings.deadlock_after) / 4.0;
-        let begun = recorder::count();
         let pause = if self.asked.is_some() {
             LISTEN
         } else if !self.waits.is_empty() {
             let next = self.waits.next_limit(&limit) + 0.01;
-            (self.waits.longest() / 8.0).clamp(WAIT_BEATS[0], WAIT_BEATS[1]).min(next).min(shortest)
-        } else if begun == self.begun && waits::sleep() {
-            // An operation that begins, and a rank that asks, wake this thread.
+            (self.waits.longest() / 8.0).clamp(BEATS[0], BEATS[1]).min(next).min(shortest)
+        } else if own().life() == Life::Finished {
             LOOK
         } else {
-            // Also where this thread is about to sleep: what begins at this moment may not have seen that.
-            BEAT.min(shortest)
+            BEATS[0].min(shortest)
         };
-        self.begun = begun;
         pause.max(0.02)
     }
 
@@ -178,11 +176,8 @@ impl Observer {
             python::publish();
             slot.answered.store(asked, Ordering::Release);
         }
-        if slot.life() == Life::Finalizing && !is_running() {
-            slot.set_life(Life::Finished);
-        }
         default::serve(self.watchdog);
-        self.waits.update(passed, &self.limit(), self.watchdog.settings.size);
+        self.waits.update(passed, &self.limit());
         for &signal in signals {
             match signal {
                 libc::SIGUSR1 => self.report(),
@@ -195,7 +190,6 @@ impl Observer {
             self.give_up_lead();
             return;
         }
-        waits::awake();
         slot.looked.store(milliseconds(), Ordering::Relaxed);
         self.look_at_threads();
         if self.waits.longest() < 1.0 && self.waits.late().is_none() {
@@ -213,7 +207,7 @@ impl Observer {
     fn look_at_threads(&mut self) {
         let (before, at) = &self.threads;
         let elapsed = self.clock - at;
-        if !before.is_empty() && elapsed < WAIT_BEATS[0] {
+        if !before.is_empty() && elapsed < BEATS[0] {
             return;
         }
         let mut waiting = recorder::waiting();
@@ -235,8 +229,7 @@ impl Observer {
     /// message, or its settings were not known then.
     fn compare_settings(&self) {
         settings::builds_differ();
-        let differs =
-            |members: &Ranks| settings::difference_among(members.iter().collect::<Vec<_>>().into_iter());
+        let differs = |members: &Ranks| settings::difference_among(members.iter());
         if let Some(difference) = self.waits.collectives().find_map(differs) {
             compare::end_different(&difference, &[]);
         }
@@ -245,12 +238,7 @@ impl Observer {
     // ---- Of the ranks of a host that wait, one leads
 
     fn leads(&self) -> bool {
-        let (leader, me, now) = (&board().header().leader, board().rank as u64 + 1, milliseconds());
-        let before = leader.load(Ordering::Acquire);
-        let (rank, looked) = (before >> 40, before & ((1 << 40) - 1));
-        let may_lead = rank == 0 || rank == me || now.saturating_sub(looked) > LEASE;
-        may_lead
-            && leader.compare_exchange(before, me << 40 | now, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        takes(&board().header().leader, LEASE)
     }
 
     fn give_up_lead(&mut self) {
@@ -289,7 +277,7 @@ impl Observer {
         if !link::is_open() {
             return;
         }
-        let questions = link::mail().take_questions();
+        let questions = std::mem::take(&mut link::mail().questions);
         for (from, question) in questions {
             if link::mail().is_before(from) {
                 self.heard_at = self.clock;
@@ -301,7 +289,7 @@ impl Observer {
                 let _ = self.leave_board();
             }
             let answer = Message::answer(question, &read::world());
-            link::post(|mail| mail.answer(from, answer));
+            link::post(|mail| mail.outbox.push((from, answer)));
         }
     }
 
@@ -429,13 +417,10 @@ impl Observer {
 
     /// The user asks for a report. Launchers pass the signal on to all ranks, which is one request.
     fn report(&mut self) {
-        let (rank, asked, now) = (self.watchdog.settings.rank, &board().header().report_at, milliseconds());
-        let (before, this) = (asked.load(Ordering::Acquire), (rank as u64 + 1) << 40 | now);
-        let is_another =
-            before >> 40 != this >> 40 && now.saturating_sub(before & ((1 << 40) - 1)) < ONE_REQUEST;
-        if is_another || asked.compare_exchange(before, this, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        if !takes(&board().header().report_at, ONE_REQUEST) {
             return;
         }
+        let rank = self.watchdog.settings.rank;
         let world = self.fresh_world(QuestionKind::Report, rank);
         let left = self.leave_board();
         print(&self.facts(&world, left).report("report (SIGUSR1)", rank, None, rank));
@@ -453,10 +438,9 @@ impl Observer {
         if !board().is_shared() {
             return Err("they have no board in shared memory".into());
         }
-        let folder = Folder::make(directory).map_err(|error| error.to_string())?;
-        let temporary = format!("board.{}.tmp", board().rank);
-        let written = folder.write("board", &temporary, &board().bytes());
-        written.map(|_| &**directory).map_err(|error| format!("{}: {error}", directory.display()))
+        let written =
+            folder::make(directory).and_then(|()| folder::write(&directory.join("board"), &board().bytes()));
+        written.map(|()| &**directory).map_err(|error| format!("{}: {error}", directory.display()))
     }
 
     /// A wait hangs: this rank reports for all, and ends the job.
@@ -474,9 +458,8 @@ impl Observer {
         } else {
             "  the job continues (MPI4JAX_ON_TIMEOUT=continue)\n"
         };
-        let folder = Folder::make(&self.watchdog.settings.directory);
-        let temporary = format!("report.{}.tmp", board().rank);
-        if let Ok(file) = folder.and_then(|folder| folder.write("report.txt", &temporary, text.as_bytes())) {
+        let file = self.watchdog.settings.directory.join("report.txt");
+        if folder::write(&file, text.as_bytes()).is_ok() {
             text += &format!("  this report: {}\n", file.display());
         }
         print(&text);

@@ -29,7 +29,6 @@ pub fn wait_for(
     body: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Box<Error>> {
     let running = recorder::begin_wait(started, site, line);
-    watch::notice();
     let result = body();
     if result.is_ok() && !site.op.row().is_collective() {
         watch::end_message(site, started.dest());

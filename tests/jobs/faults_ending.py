@@ -2,22 +2,6 @@
 
 from faults import ENDS_JOB, FIRST_LINE, HUNG, HUNG_STATUS, PRELUDE, TIMED, Fault
 
-# What MPI_Finalize calls last, attached before the package is imported. mpi4py does not call a
-# function of Python's any more where it finalizes MPI by itself, after Python's end.
-ATTACHED = """\
-import time
-from mpi4py import MPI
-import numpy as np
-world = MPI.COMM_WORLD
-def bye(*_): SERVE
-MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=bye), 1)
-"""
-
-
-def attached(serve: str) -> str:
-    return ATTACHED.replace("SERVE", serve) + PRELUDE
-
-
 FAULTS = {
     # ---- Ranks that end
     "a rank that raises": Fault(
@@ -79,28 +63,16 @@ FAULTS = {
         status=0,
         silent=("mpi4jax:",),
     ),
-    # With MPICH, forked ranks do not find their launcher, and so may see different files.
-    **{
-        f"what is attached to COMM_SELF serves another rank{words}": Fault(
-            "if rank == 0: print(wait(nt.recv(x, 1, tag=5, comm=comm)))\nMPI.Finalize()",
-            (r"\[1. 1. 1.\]",),
-            status=0,
-            ranks=3,
-            prelude=attached(
-                "world.rank == 1 and (time.sleep(9), world.Send(np.ones(3, 'f'), 0, tag=5))"
-            ),
-            env=env,
-            silent=("mpi4jax:",),
-        )
-        for words, env in [("", {}), (", without the default communicator", {"LATE": "1"})]
-    },
-    "what is attached to COMM_SELF serves nobody": Fault(
+    # MPI_Finalize calls it after what the package has attached.
+    "what is attached to COMM_SELF takes long": Fault(
         "if rank == 0: wait(nt.recv(x, 1, tag=5, comm=comm))\nMPI.Finalize()",
         ("recv from 1, tag 5 .* can never complete: rank 1 has finished",),
         status=HUNG_STATUS,
-        prelude=attached("time.sleep(3)"),
-        # In MPICH's MPI_Finalize nobody can tell whether these functions have returned.
-        library="Open MPI",
+        prelude=(
+            "import time\nfrom mpi4py import MPI\n"
+            "MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: time.sleep(3)), 1)\n"
+        )
+        + PRELUDE,
     ),
     "a rank that raises, where that does not end the job": Fault(
         "if rank == 1: raise ValueError('broken')\nwait(nt.allreduce(x, MPI.SUM))",

@@ -68,7 +68,7 @@ FAULTS = {
     "a rank that is looked at does not wake up": Fault(
         "import ctypes\nif rank == 1: print('left', ctypes.PyDLL(None).sleep(7))\n"
         "wait(nt.allreduce(x, MPI.SUM))",
-        ("for rank 1, which is in C code that keeps Python's lock; the job", "left 0"),
+        ("s: rank 1 is in C code that keeps Python's lock; the job", "left 0"),
         status=0,
         env={"MPI4JAX_REPORT_AFTER": "1"},
     ),
@@ -93,10 +93,10 @@ FAULTS = {
         "if rank == 1: time.sleep(10)\nwait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
         (
             (
-                r"allreduce #1 .* has waited for \d+ s for rank 1, "
-                rf"which is in Python at .*fault.py:{FIRST_LINE} in .*the job continues"
+                r"allreduce #1 .* has waited for \d+ s: rank 1 "
+                rf"is in Python at .*fault.py:{FIRST_LINE} in .*the job continues"
             ),
-            r"has waited for [4-8] s for rank 1",
+            r"has waited for [4-8] s: rank 1",
             "the end 0",
             "the end 2",
         ),
@@ -252,7 +252,7 @@ FAULTS = {
         "print('the end', rank)",
         (
             (
-                r"the freeing of communicator .*has waited for \d+ s for rank 1, which is in "
+                r"the freeing of communicator .*has waited for \d+ s: rank 1 is in "
                 rf"Python at .*fault.py:{FIRST_LINE + 1}"
             ),
             "the end 0",

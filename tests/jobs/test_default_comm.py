@@ -1,4 +1,4 @@
-"""At their end, ranks wait for the making of the default communicator only if it may be made."""
+"""At their end, ranks wait for the making of the default communicator only if a rank makes it."""
 
 import subprocess
 import textwrap
@@ -35,23 +35,26 @@ PROGRAMS = {
         time.sleep(0.5 * rank)
     """,
     # Rank 0 has not waited for them, so they have what all ranks have.
-    "two import late and use it": """
-        time.sleep(14 if rank > 0 else 0)
+    "two use it after another has ended": """
+        time.sleep(4 if rank > 1 else 0)
         import mpi4jax, numpy as np
         from mpi4jax import notoken
+        time.sleep(4 if rank > 0 else 0)
         if rank > 0:
             y = notoken.sendrecv(np.float32(rank), np.float32(0), 3 - rank, 3 - rank)
             assert float(y) == 3 - rank
             assert mpi4jax.default_comm() == MPI.COMM_WORLD
     """,
-    "two use it late": """
+    "two use it before another has ended": """
         import mpi4jax, numpy as np
         from mpi4jax import notoken
-        time.sleep(7 if rank > 0 else 0)
         if rank > 0:
             y = notoken.sendrecv(np.float32(rank), np.float32(0), 3 - rank, 3 - rank)
             assert float(y) == 3 - rank
             assert mpi4jax.default_comm() != MPI.COMM_WORLD
+            MPI.COMM_WORLD.send(None, 0)
+        else:
+            [MPI.COMM_WORLD.recv() for _ in range(2)]
     """,
     "two use it while another is in a barrier": """
         import mpi4jax, numpy as np

@@ -50,5 +50,5 @@ def test_other_ranks_report_while_one_is_frozen(run_job, tmp_path, group):
     output = result.stdout + result.stderr
     assert result.returncode == 0, output
     assert output.count("the end") == 3, output
-    pattern = r"allreduce #1 .* has waited for \d+ s for rank 0, which is "
+    pattern = r"allreduce #1 .* has waited for \d+ s: rank 0 is "
     assert re.search(pattern, output), output

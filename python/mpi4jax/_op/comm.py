@@ -271,8 +271,8 @@ def default_comm() -> MPI.Intracomm:
     """Return the default communicator of operations, a duplicate of ``COMM_WORLD``.
 
     It is made when a rank first uses it. On one host, ranks that do not use it take part in a
-    thread; on several hosts, its first use is collective. Where ranks have ended before that, it
-    is ``COMM_WORLD`` itself.
+    thread; on several hosts, its first use is collective. If a rank has called ``MPI_Finalize``
+    before that, it is ``COMM_WORLD`` itself.
 
     Returns:
         mpi4py.MPI.Intracomm: the same communicator each time.

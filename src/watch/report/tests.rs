@@ -93,18 +93,15 @@ fn a_line_says_whom_a_rank_waits_for() {
     );
     let thread = RankStatus { goes_on: Some("another thread".into()), ..all(3) };
     let text = line(&world([thread, all(4)]));
-    assert!(
-        text.contains(" for rank 1, which is in barrier #1; rank 0 has another thread; the job"),
-        "{text}"
-    );
+    assert!(text.contains(": rank 1 is in barrier #1; rank 0 has another thread; the job"), "{text}");
     let text = line(&world([all(0), all(0)]));
     assert!(text.contains("different communicators of the same ranks, which is a deadlock;"), "{text}");
     let text = line(&world([waits(Need::Call, "making"), waits(Need::Call, "freeing")]));
-    assert!(text.contains("making has waited for 40 s for rank 1, which is in freeing;"), "{text}");
+    assert!(text.contains("making has waited for 40 s: rank 1 is in freeing;"), "{text}");
     let text = line(&world([waits(Need::Call, "making"), waits(Need::Call, "making")]));
     assert!(text.contains("all ranks have called it"), "{text}");
     let text = line(&World::from([(0, recv(1, "recv from 1"))]));
-    assert!(text.contains(" for rank 1, which is unknown: it has not imported mpi4jax"), "{text}");
+    assert!(text.contains(": rank 1 is unknown: it has not imported mpi4jax"), "{text}");
 }
 
 #[test]
