@@ -70,7 +70,8 @@ FAULTS = {
         status=HUNG_STATUS,
         prelude=(
             "import time\nfrom mpi4py import MPI\n"
-            "MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: time.sleep(3)), 1)\n"
+            "key = MPI.Comm.Create_keyval(delete_fn=lambda *_: time.sleep(3))\n"
+            "MPI.COMM_SELF.Set_attr(key, 1)\n"
         )
         + PRELUDE,
     ),
