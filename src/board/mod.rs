@@ -9,7 +9,7 @@ pub mod slot;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::{null_mut, slice_from_raw_parts};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -128,7 +128,8 @@ pub fn open(name: &str, rank: i32, size: i32) -> io::Result<()> {
 fn open_file(path: &Path, bytes: usize) -> io::Result<File> {
     let id = |found: fs::Metadata| (found.dev(), found.ino());
     loop {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
         // Where no process of its job lives, it is an earlier job's, unless it is as young as this process.
         let is_free = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
         if !is_free {

@@ -52,9 +52,9 @@ PROGRAMS = {
             y = notoken.sendrecv(np.float32(rank), np.float32(0), 3 - rank, 3 - rank)
             assert float(y) == 3 - rank
             assert mpi4jax.default_comm() != MPI.COMM_WORLD
-            MPI.COMM_WORLD.send(None, 0)
+            MPI.COMM_WORLD.send(None, 0, tag=7)
         else:
-            [MPI.COMM_WORLD.recv() for _ in range(2)]
+            [MPI.COMM_WORLD.recv(source=r, tag=7) for r in (1, 2)]
     """,
     "two use it while another is in a barrier": """
         import mpi4jax, numpy as np
