@@ -46,14 +46,16 @@ test-quick: .venv/tools ## the Python tests on 2 ranks in .venv
 	$(BIN)/python tools/run_tests.py -n 2 tests/ranks
 
 # Slightly optimised: some tests go through every bit pattern. Without what debuggers need, which
-# takes longer to make than the rest. Under mpiexec for its time limit.
+# takes longer to make than the rest. Under mpiexec for its time limit. Ranks that wait sleep, as those of
+# the Python tests, which run at the same time.
 test-rust test-libraries: export CARGO_PROFILE_DEV_OPT_LEVEL = 1
 test-rust test-libraries: export CARGO_PROFILE_DEV_DEBUG = 0
 test-rust: RUN = $(CARGO) test --no-default-features --features stand-ins --config \
-	"target.'cfg(all())'.runner='$(CURDIR)/$(BIN)/python $(CURDIR)/tools/mpirun.py --time-limit 900 -n $$ranks'"
+	"target.'cfg(all())'.runner='env LD_PRELOAD=$$preload $(CURDIR)/$(BIN)/python $(CURDIR)/tools/mpirun.py --time-limit 900 -n $$ranks'"
+test-rust: PRELOAD = preload="$$($(BIN)/python tools/run_tests.py --preload)"
 test-rust: .venv/tools
-	ranks=1; $(RUN) --workspace
-	stand_ins="$$(PYTHONPATH=tools $(BIN)/python tests/gpu/libraries.py target/stand-ins)" && \
+	$(PRELOAD); ranks=1; $(RUN) --workspace
+	$(PRELOAD); stand_ins="$$(PYTHONPATH=tools $(BIN)/python tests/gpu/libraries.py target/stand-ins)" && \
 	    eval "$$stand_ins" && export MPI4JAX_TEST_CUDA_ON_CPU=reached && \
 	    for ranks in 1 2 3 4; do $(RUN) --quiet --test mpi || exit 1; done
 
