@@ -243,8 +243,12 @@ pub fn read(path: &Path) -> io::Result<&'static [Slot]> {
     Ok(slots)
 }
 
-/// Removes boards of jobs of which no process lives, but the newest ones.
+/// Removes boards of jobs of which no process lives, but the newest ones. Files are removed only from a directory that is this
+/// user's alone: what is in its place may be a link to any other.
 pub fn sweep() {
+    if folder::make_one(&place()).is_err() {
+        return;
+    }
     let mut dead: Vec<(SystemTime, PathBuf)> = fs::read_dir(place())
         .into_iter()
         .flatten()

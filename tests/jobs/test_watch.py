@@ -1,6 +1,7 @@
 """Timelines, signals, and the check of the installation; what goes wrong is in faults_*.py."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -89,7 +90,7 @@ BROKEN = {
     ),
     "read-only": ("mount -t tmpfs -o ro none /dev/shm", "Read-only file system"),
     "full": ("mount -t tmpfs -o size=8k none /dev/shm", "No space left on device"),
-    "a link": ("mount -t tmpfs none /dev/shm; ln -s /tmp /dev/shm/mpi4jax-$(id -u)", "is a link"),
+    "a link": ("mount -t tmpfs none /dev/shm; ln -s {other} /dev/shm/mpi4jax-$(id -u)", "is a link"),
     "open to others": (
         "mount -t tmpfs none /dev/shm; mkdir -m 777 /dev/shm/mpi4jax-$(id -u)",
         r"is open to others \(mode 0777\)",
@@ -107,12 +108,20 @@ def test_a_job_runs_without_a_board_and_says_why(tmp_path, how):
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this user may not make namespaces")
     (tmp_path / "program.py").write_text(ONE)
+    # Where a link leads to, files look like boards of old jobs.
+    (tmp_path / "other").mkdir()
+    others = [tmp_path / "other" / f"{number}" for number in range(40)]
+    for file in others:
+        file.touch()
+        os.utime(file, (0, 0))
+    change = change.replace("{other}", str(tmp_path / "other"))
     shell = f"{change}; exec {sys.executable} program.py"
     env = {"JAX_PLATFORMS": "cpu", "OMPI_MCA_btl": "self,tcp", "OMPI_MCA_pml": "ob1"}
     command = ["unshare", "-m", "sh", "-c", shell]
     result = captured(2, command, cwd=tmp_path, time_limit=100, env=env)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("sum 2.0") == 2
+    assert all(file.exists() for file in others)
     lines = re.findall(rf"r0 \| mpi4jax: no board in /dev/shm/.*{words}", result.stderr)
     assert len(lines) == result.stderr.count("mpi4jax: no board") == 1, result.stderr
 
