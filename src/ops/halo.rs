@@ -43,7 +43,8 @@ pub struct Width {
 /// What a `halo_exchange` does to the blocks of its site.
 #[derive(Debug)]
 pub struct Halo {
-    /// Bytes of each block.
+    /// Bytes of an element, and of each block.
+    itemsize: usize,
     sizes: Box<[usize]>,
     widths: Box<[Width]>,
     neighbours: Box<[Neighbour]>,
@@ -127,12 +128,31 @@ impl Halo {
         if neighbours.iter().any(|it| it.rank == rank && it.sent.at.len() != it.received.at.len()) {
             return Err(wrong("neighbors on both sides", format!("rank {rank} beside itself on one")));
         }
-        Ok(Self { sizes, widths: widths[..].into(), neighbours, scratch_bytes, scratch: Mutex::default() })
+        let itemsize = (*itemsize).max(1);
+        Ok(Self {
+            itemsize,
+            sizes,
+            widths: widths[..].into(),
+            neighbours,
+            scratch_bytes,
+            scratch: Mutex::default(),
+        })
     }
 
     /// What all ranks have to agree on.
     pub fn widths(&self) -> &[Width] {
         &self.widths
+    }
+
+    /// How many elements go to each of so many ranks, and how many come from each.
+    pub fn counts(&self, ranks: usize) -> [Vec<u64>; 2] {
+        let mut counts = [vec![0; ranks], vec![0; ranks]];
+        for it in &self.neighbours {
+            for (counts, message) in counts.iter_mut().zip([&it.sent, &it.received]) {
+                counts[it.rank as usize] = (message.at.len() / self.itemsize) as u64;
+            }
+        }
+        counts
     }
 
     /// How many operands it takes.

@@ -129,17 +129,9 @@ impl Parts {
         self.send.iter().map(|part| part.count as u64).collect()
     }
 
-    /// An error unless so many elements come from each rank.
-    pub fn expect(&self, from_each: &[u64]) -> Result<(), Cause> {
-        let ranks = self.recv.iter().zip(from_each).enumerate();
-        match ranks.into_iter().find(|(_, (part, sent))| part.count as u64 != **sent) {
-            None => Ok(()),
-            Some((source, (part, &sent))) => Err(Cause::Parts {
-                source_rank: source as i32,
-                received: sent as usize,
-                expected: part.count,
-            }),
-        }
+    /// How many elements go to each rank, and how many come from each.
+    pub fn counts(&self) -> [Vec<u64>; 2] {
+        [self.sent(), self.recv.iter().map(|part| part.count as u64).collect()]
     }
 
     /// An error unless the buffers have these parts, and this rank takes from itself what it gives itself.

@@ -56,7 +56,9 @@ def test_markdown(mpirun, tmp_path, together):
         for package in OPTIONAL.findall(block.code):
             pytest.importorskip(package)
         (tmp_path / block.program).write_text(block.code)
-        job = mpirun(block.ranks, block.program, env=block.env, fork=block.status == 0)
+        job = mpirun(
+            block.ranks, block.program, env=block.env, fork=block.status == 0, time_limit=220
+        )
         assert not block.differs(job), block.differs(job)
         return
     (tmp_path / "program.py").write_text(PROGRAM)

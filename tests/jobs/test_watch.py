@@ -90,7 +90,10 @@ BROKEN = {
     ),
     "read-only": ("mount -t tmpfs -o ro none /dev/shm", "Read-only file system"),
     "full": ("mount -t tmpfs -o size=8k none /dev/shm", "No space left on device"),
-    "a link": ("mount -t tmpfs none /dev/shm; ln -s {other} /dev/shm/mpi4jax-$(id -u)", "is a link"),
+    "a link": (
+        "mount -t tmpfs none /dev/shm; ln -s {other} /dev/shm/mpi4jax-$(id -u)",
+        "is a link",
+    ),
     "open to others": (
         "mount -t tmpfs none /dev/shm; mkdir -m 777 /dev/shm/mpi4jax-$(id -u)",
         r"is open to others \(mode 0777\)",
