@@ -128,6 +128,14 @@ impl Site {
         self.halo.as_ref().map(|halo| halo.widths()).or(self.widths.as_deref())
     }
 
+    /// How many elements go to each rank, and how many come from each, if that is known here.
+    pub fn counts(&self) -> Option<[Vec<u64>; 2]> {
+        match (&self.parts, &self.halo) {
+            (Some(parts), _) => Some(parts.counts()),
+            (None, halo) => Some(halo.as_ref()?.counts(self.comm.size as usize)),
+        }
+    }
+
     /// Where its line is in the slot of this rank.
     #[inline]
     pub fn line(&self, slot: &Slot) -> u32 {
