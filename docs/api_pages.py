@@ -4,6 +4,7 @@
 web view shows them completely. Each name has a heading, which other pages link to (`link`).
 """
 
+import enum
 import importlib
 import inspect
 import re
@@ -270,6 +271,8 @@ def default(p: inspect.Parameter) -> str:
 
 def signature(function: Callable[..., Any], name: str) -> str:
     """Return a call with defaults, without types: the docstring says more than those."""
+    if isinstance(function, type) and issubclass(function, enum.Enum):
+        return name  # how its class is called depends on the version of Python
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:
