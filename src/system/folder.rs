@@ -42,8 +42,9 @@ pub fn make(path: &Path) -> io::Result<()> {
     make_one(path)
 }
 
-/// Writes a file that is whole when others see it.
+/// Writes a file, which is whole when others see it, in a directory that is made as by `make`.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    path.parent().map_or(Ok(()), make)?;
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
     fs::write(&temporary, bytes)?;
     fs::rename(temporary, path)
@@ -71,6 +72,7 @@ mod tests {
         for made in [&path, &base.join("user")] {
             assert_eq!(fs::metadata(made).unwrap().permissions().mode() & 0o777, 0o700);
         }
+        fs::remove_dir(&path).unwrap(); // the report of a job that has no board is the first file there
         for bytes in ["ours", "anew"] {
             write(&path.join("a.txt"), bytes.as_bytes()).unwrap();
             assert_eq!(fs::read_to_string(path.join("a.txt")).unwrap(), bytes);
@@ -87,8 +89,11 @@ mod tests {
         fs::create_dir(base.join("open")).unwrap();
         fs::set_permissions(base.join("open"), fs::Permissions::from_mode(0o770)).unwrap();
         for (name, words) in [("link", "is a link"), ("open", "is open to others (mode 0770)")] {
-            let error = make(&base.join(name).join("job")).unwrap_err().to_string();
-            assert!(error.contains(words), "{error}");
+            let job = base.join(name).join("job");
+            for result in [make(&job), write(&job.join("a.txt"), b"ours")] {
+                let error = result.unwrap_err().to_string();
+                assert!(error.contains(words), "{error}");
+            }
         }
         assert_eq!(fs::read_dir(base.join("elsewhere")).unwrap().count(), 0);
         if user() == 0 {

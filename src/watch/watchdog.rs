@@ -438,8 +438,7 @@ impl Observer {
         if !board().is_shared() {
             return Err("they have no board in shared memory".into());
         }
-        let written =
-            folder::make(directory).and_then(|()| folder::write(&directory.join("board"), &board().bytes()));
+        let written = folder::write(&directory.join("board"), &board().bytes());
         written.map(|()| &**directory).map_err(|error| format!("{}: {error}", directory.display()))
     }
 
