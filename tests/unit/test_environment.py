@@ -78,6 +78,7 @@ def test_what_must_be_equal_is_equal_where_it_means_the_same(monkeypatch):
     unset = meanings()
     assert set(unset) <= set(names)
     assert unset == meanings(MPI4JAX_WAIT="poll") != meanings(MPI4JAX_WAIT="sleep")
+    assert meanings(MPI4JAX_WAIT="SLEEP") == meanings(MPI4JAX_WAIT="sleep")
     for value in ("samples", "0"):
         assert meanings(MPI4JAX_CHECK=value) == unset
     for value in ("mpi", "staged", "cuda-mpi"):

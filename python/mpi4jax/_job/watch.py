@@ -114,9 +114,10 @@ def shared_settings() -> list[tuple[str, str, str]]:
     check = "1" if compares_before() else ""
     transport, _ = _native.transport_choice()
     wait = settings.get("MPI4JAX_WAIT")
+    sleeps = "sleep" if wait.lower() == "sleep" else ""
     return [
         ("MPI4JAX_CHECK", check, settings.get("MPI4JAX_CHECK")),
-        ("MPI4JAX_WAIT", wait if wait == "sleep" else "", wait),
+        ("MPI4JAX_WAIT", sleeps, wait),
         transport,
     ]
 
