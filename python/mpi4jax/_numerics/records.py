@@ -100,8 +100,5 @@ def publish(path: Path, metas: dict[str, Json]) -> None:
     ):
         folder.mkdir(exist_ok=True)
         new = folder / "zarr.json.new"
-        with new.open("w") as out:
-            json.dump(content, out)
-            out.flush()
-            os.fsync(out.fileno())
+        store.write_json(new, content)
         os.replace(new, folder / "zarr.json")

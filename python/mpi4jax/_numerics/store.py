@@ -134,11 +134,16 @@ def _check(kind: str, content: Json) -> int:
     return zlib.crc32(json.dumps([kind, content], sort_keys=True).encode())
 
 
-def _write_json(file: Path, kind: str, content: Json) -> None:
+def write_json(file: Path, content: Json) -> None:
+    """Write a file, which is on the disk when this returns."""
     with file.open("w") as out:
-        json.dump({**content, "crc32": _check(kind, content)}, out, indent=1)
+        json.dump(content, out, indent=1)
         out.flush()
         os.fsync(out.fileno())
+
+
+def _write_json(file: Path, kind: str, content: Json) -> None:
+    write_json(file, {**content, "crc32": _check(kind, content)})
 
 
 def _read_json(file: Path) -> Json | None:

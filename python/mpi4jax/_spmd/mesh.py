@@ -144,10 +144,8 @@ class Mesh(Uncopied):
         names = tuple(name for name in self.axis_names if name in given and self.shape[name] > 1)
         if names not in self._comms:
             others = [name for name in self.axis_names if name not in names]
-            with jax.ensure_compile_time_eval():  # this may be within a function being traced
-                flush()  # operations on the mesh's communicator come before its Split
             name = f"{self!r}.comm({', '.join(names)})"
-            with waits_in(self._known, f"the creation of {name}"):
+            with _collective(self._known, f"the creation of {name}"):
                 comm = self._known.mpi.Split(self.index_along(others), self._known.rank)
             comm.Set_name(name[:_LONGEST_NAME])  # reports say over which axes a collective is
             self._comms[names] = comm
