@@ -157,7 +157,7 @@ fn bytes_of(size: usize) -> usize {
     size_of::<Header>() + size * size_of::<Slot>()
 }
 
-/// The board in a file, which has room for so many slots.
+/// The board in a file, which has room for `size` slots.
 fn map(file: &File, flags: MapFlags, size: usize) -> io::Result<(&'static Header, &'static [Slot])> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping, which is never taken away, of bytes that the file has; any bytes are a value of these structs, whose

@@ -144,7 +144,7 @@ impl Halo {
         &self.widths
     }
 
-    /// How many elements go to each of so many ranks, and how many come from each.
+    /// The number of elements that go to each of `ranks` ranks, and the number that comes from each.
     pub fn counts(&self, ranks: usize) -> [Vec<u64>; 2] {
         let mut counts = [vec![0; ranks], vec![0; ranks]];
         for it in &self.neighbours {

@@ -103,8 +103,11 @@ pub fn print_of(call: &Call, count: usize) -> (u64, u64) {
     let dtype = call.send.or(call.recv).map_or(0, |buffer| buffer.dtype().xla_code() as u64 + 1);
     let count = if site.op.row().has_any_size() { 0 } else { count as u64 };
     // The blocks of a halo exchange have one data type, and are one operand where XLA packs them.
-    let others = if site.halo.is_some() { &[] } else { call.others };
-    let others = others.iter().fold(0, |sum, (send, _)| mix(sum, send.dtype().xla_code() as u64));
+    let others = if call.others.is_empty() || site.halo.is_some() {
+        0
+    } else {
+        call.others.iter().fold(0, |sum, (send, _)| mix(sum, send.dtype().xla_code() as u64))
+    };
     (mix(base ^ dtype << 56 ^ others, count), messages::with_words(site, form))
 }
 

@@ -99,12 +99,13 @@ pub unsafe fn receive(
     let &Envelope { source, recvtag, .. } = envelope;
     let span = Span::of(into)?;
     let ((n, t), to) = (span.arguments(), into.data().cast());
+    let takes_first = takes_the_first(comm, source, recvtag);
     let mut status = MaybeUninit::<MPI_Status>::zeroed();
     // SAFETY: the caller's; the status is filled where there is no error.
     unsafe {
-        let code = if takes_the_first(comm, source, recvtag) && !waiting::sleeps() {
+        let code = if takes_first && !waiting::sleeps() {
             ffi::MPI_Recv(to, n, t, source, recvtag, comm.handle(), status.as_mut_ptr())
-        } else if takes_the_first(comm, source, recvtag) || recvtag >= wildcards().derivative {
+        } else if takes_first || recvtag >= wildcards().derivative {
             waiting::wait(&mut start(name, comm, envelope, into)?, status.as_mut_ptr())
         } else {
             ffi::MPI_Mrecv(to, n, t, &mut first_of_no_derivative(comm)?, status.as_mut_ptr())
