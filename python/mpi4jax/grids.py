@@ -120,13 +120,44 @@ class Block:
         return self.layout
 
     def with_ghosts(self, x: Any) -> Any:
-        """Return an array of ``shape``, or a pytree of them, with ghost cells of zeros."""
-        pad = lambda x: jnp.pad(x, [(0, 0)] * (jnp.ndim(x) - len(self.shape)) + self._around)  # noqa: E731
-        return jax.tree.map(pad, x)
+        """Return an array of ``shape``, or a pytree of them, with ghost cells of zeros.
+
+        Raises:
+            ValueError: if the last axes of an array are not those of ``shape``.
+        """
+
+        def padded(x: Any) -> jax.Array:
+            before = self._axes_before("Block.with_ghosts", x, [self.shape])
+            return jnp.pad(x, [(0, 0)] * before + self._around)
+
+        return jax.tree.map(padded, x)
 
     def without_ghosts(self, x: Any) -> Any:
-        """Return the cells of the block, of an array of ``padded_shape`` or a pytree of them."""
-        return jax.tree.map(lambda x: x[(..., *self.inner)], x)
+        """Return the cells of the block, of an array of ``padded_shape`` or a pytree of them.
+
+        An array of ``shape``, which has no ghost cells, is returned as it is.
+
+        Raises:
+            ValueError: if the last axes of an array are those of neither shape.
+        """
+        return jax.tree.map(lambda x: self.inner_of("Block.without_ghosts", x), x)
+
+    def inner_of(self, op: str, x: Any) -> Any:
+        before = self._axes_before(op, x, [self.shape, self.padded_shape])
+        return x if x.shape[before:] == self.shape else x[(..., *self.inner)]
+
+    def _axes_before(self, op: str, x: Any, expected: Sequence[tuple[int, ...]]) -> int:
+        """Return the number of axes of an array before those of the block."""
+        shape = jnp.shape(x)
+        before = max(len(shape) - len(self.shape), 0)
+        if shape[before:] not in expected:
+            words = {self.padded_shape: "with its ghost cells", self.shape: "without ghost cells"}
+            told = " or ".join(f"{each} ({words[each]})" for each in dict.fromkeys(expected))
+            raise ValueError(
+                f"{op}: argument 'x' has shape {shape}; expected {told}, a shape of {self!r}, "
+                "after any leading axes"
+            )
+        return before
 
     def indices(self) -> tuple[jax.Array, ...]:
         """Return the indices of the block's cells, including ghost cells, in the global array.

@@ -70,7 +70,8 @@ def redistribute(x: Any, source: Any, target: Any, *, comm: MPI.Intracomm | None
 
     Args:
         x: this rank's block under ``source``, of any dtype. It may have leading axes before those
-            of the layout, with the same lengths on all ranks. Or a pytree of such arrays.
+            of the layout, with the same lengths on all ranks. Or a pytree of such arrays. If
+            ``source`` is a ``grids.Block``, the shape of ``x`` says whether it has ghost cells.
         source: the layout of ``x``: a :class:`Layout`, a :class:`mpi4jax.grids.Block`, or a
             :class:`mpi4jax.sharding.NamedSharding` with the global shape.
         target: another one of the same global shape. Ghost cells of a ``grids.Block`` are zeros:
@@ -114,8 +115,8 @@ def redistribute(x: Any, source: Any, target: Any, *, comm: MPI.Intracomm | None
 
     def move(leaf: Any) -> jax.Array:
         leaf = as_array(leaf)
-        if hasattr(source, "without_ghosts"):
-            leaf = source.without_ghosts(leaf)
+        if hasattr(source, "inner_of"):
+            leaf = source.inner_of(op, leaf)
         batch = batch_of(op, "x", leaf, old, rank)
         if not stays:
             exchange = Exchange(batch, old, new, comm)

@@ -51,6 +51,9 @@ def test_fields_move_between_decompositions(tmp_path_factory):
     moved = jax.jit(lambda x: mpi4jax.redistribute(x, old, new))(padded)
     assert moved["both"].shape == (2, *new.padded_shape)
     assert_equal(new.without_ghosts(moved)["both"], WHOLE[(..., *new.slices)])
+    bare = jax.jit(lambda x: mpi4jax.redistribute(x, old, new))(fields)  # without ghost cells
+    assert_equal(bare["both"], np.asarray(moved["both"]))
+    assert_equal(new.without_ghosts(bare["both"][0, *new.inner]), WHOLE[0][new.slices])
     c = new.with_ghosts(WHOLE[1][new.slices])
     _, back = jax.vjp(lambda x: mpi4jax.redistribute(x, old, new), padded["u"])
     assert_equal(back(c)[0], old.with_ghosts(WHOLE[1][old.slices]))
@@ -145,6 +148,10 @@ def test_halo_add_of_fields_with_walls():
 BLOCK = unequal(width=1)
 
 
+def larger_by(n):
+    return tuple(cells + n for cells in BLOCK.shape)
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -158,6 +165,13 @@ BLOCK = unequal(width=1)
         (lambda: mpi4jax.Layout((3,), {0: [1, 1]}), "lengths that add up to 3, that of axis 0"),
         (lambda: mpi4jax.Layout((3,), {0: [4, -1]}), "numbers of blocks, at least 1, or lengths"),
         (lambda: mpi4jax.redistribute(jnp.ones(3), mpi4jax.Layout((3,)), BLOCK), "have shapes"),
+        # One row more than the block: without the ghost cells that it does not have, one less.
+        (lambda: mpi4jax.redistribute(jnp.ones(larger_by(1)), BLOCK, BLOCK),
+         r"redistribute: argument 'x' has .*without ghost cells. or .*with its ghost cells.*Block"),
+        (lambda: BLOCK.without_ghosts({"a": jnp.ones(larger_by(3))}), "Block.without_ghosts: arg"),
+        (lambda: BLOCK.without_ghosts(jnp.ones(3)), r"has shape \(3,\)"),
+        (lambda: BLOCK.with_ghosts(jnp.ones(BLOCK.padded_shape)),
+         r"with_ghosts: argument 'x' has .* expected .*without"),
     ],
 )  # fmt: skip
 def test_wrong_blocks_and_borders(wrong, words):
