@@ -110,7 +110,7 @@ PAGES: dict[str, Page] = {
                 [
                     "sharding.NamedSharding", "sharding.cut", "sharding.join",
                     "sharding.make_array_from_callback", "sharding.device_put",
-                    "sharding.shard_map",
+                    "sharding.with_sharding_constraint", "sharding.jit", "sharding.shard_map",
                 ],
                 "`mpi4jax.sharding` is loaded when it is used. `shard_map` of this module takes "
                 "and returns global arrays.",
@@ -281,7 +281,7 @@ def signature(function: Callable[..., Any], name: str) -> str:
     for i, p in enumerate(parameters):
         if p.name in ("self", "cls"):
             continue
-        if p.kind == p.KEYWORD_ONLY and p.KEYWORD_ONLY not in kinds[:i]:
+        if p.kind == p.KEYWORD_ONLY and not {p.KEYWORD_ONLY, p.VAR_POSITIONAL} & {*kinds[:i]}:
             parts.append("*")
         star = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
         value = "" if p.default is p.empty else f"={default(p)}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
 from ._functions.pvary import pvary
-from ._numerics.base import as_array, current, manual, names_of, taken
+from ._numerics.base import as_array, check_whole, current, manual, names_of, taken
 from ._numerics.layout import Layout, Pieces, Shape
 from ._spmd.mesh import Mesh
 from ._spmd.shard_map import shard_map as _of_blocks
@@ -32,10 +32,12 @@ __all__ = [
     "PartitionSpec",
     "cut",
     "device_put",
+    "jit",
     "join",
     "make_array_from_callback",
     "make_mesh",
     "shard_map",
+    "with_sharding_constraint",
 ]
 
 T = TypeVar("T")
@@ -111,7 +113,17 @@ class NamedSharding:
 
     def __repr__(self) -> str:
         shape = "" if self.shape is None else f", {self.shape}"
-        return f"NamedSharding({self.mesh!r}, {self.spec}{shape})"
+        return f"mpi4jax.sharding.NamedSharding({self.mesh!r}, {self.spec}{shape})"
+
+    if not TYPE_CHECKING:  # to a type checker, a class with this method has all names
+
+        def __getattr__(self, name):
+            raise AttributeError(
+                f"mpi4jax.sharding.NamedSharding has no attribute {name!r}: it is over ranks, not "
+                "devices. Make an array without it, and pass it to mpi4jax.sharding.device_put",
+                name=name,
+                obj=self,
+            )
 
     def layout(self, shape: Sequence[int] | None = None) -> Layout:
         """Return the block of each rank, of an array of this global shape."""
@@ -354,25 +366,56 @@ def device_put(x: T, device: Any = None) -> T:
 
     Args:
         x: a pytree of arrays, the same on all ranks.
-        device: a :class:`NamedSharding`, which must fit the arrays, or a pytree of them.
+        device: a :class:`NamedSharding`, or in a ``with mesh:`` a `PartitionSpec`, which must fit
+            the arrays; or a device of this rank; or a pytree of them.
 
     Raises:
+        TypeError: if ``device`` is a `PartitionSpec`, and there is no mesh.
         ValueError: if a sharding does not fit its array.
     """
-    x = jax.tree.map(as_array, x)
-    if device is not None:
-        check = lambda s, part: jax.tree.map(lambda leaf: s.layout(leaf.shape), part)  # noqa: E731
-        jax.tree.map(check, device, x, is_leaf=is_sharding)
-    return x
+
+    def put(given: Any, part: Any) -> Any:
+        if given is not None and not is_sharding(given):
+            return jax.device_put(part, given)
+        part = jax.tree.map(as_array, part)
+        if given is not None:
+            sharding = as_sharding("device_put", given, None)
+            jax.tree.map(lambda leaf: sharding.layout(leaf.shape), part)
+        return part
+
+    return jax.tree.map(put, device, x, is_leaf=is_sharding)  # type: ignore[no-any-return]
+
+
+def with_sharding_constraint(x: T, shardings: Any) -> T:
+    """Return global arrays as they are, as :func:`device_put` does, also in a jitted function."""
+    return device_put(x, shardings)
+
+
+def jit(
+    fun: Callable[..., Any] | None = None,
+    /,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    **how: Any,
+) -> Any:
+    """Compile a function as `jax.jit` does, of global arrays.
+
+    Args:
+        fun, how: as for `jax.jit`; without a function, a decorator is returned.
+        in_shardings, out_shardings: not used: only :func:`shard_map` distributes work over ranks,
+            and each rank has the global arrays whole.
+    """
+    return jax.jit(fun, **how) if fun is not None else functools.partial(jax.jit, **how)
 
 
 def shard_map(
     f: Callable[..., Any] | None = None,
     /,
-    *,
+    *positional: Any,
     mesh: Mesh | None = None,
-    in_specs: Any,
-    out_specs: Any,
+    in_specs: Any = None,
+    out_specs: Any = None,
     **how: Any,
 ) -> Any:
     """Run a function written for `jax.shard_map` on ranks, and call it with global arrays.
@@ -405,7 +448,9 @@ def shard_map(
             shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **how
         )
     mesh = current() if mesh is None else mesh
-    on_blocks = _of_blocks(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **how)
+    how |= {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
+    on_blocks: Any = _of_blocks(f, *positional, **how)
+    name = getattr(f, "__name__", "shard_map")
     specs = tuple(in_specs) if isinstance(in_specs, list) else in_specs
 
     def block(spec: Any, part: Any) -> Any:
@@ -426,6 +471,7 @@ def shard_map(
     def mapped(*args: Any) -> Any:
         if manual.is_inside():  # of another shard_map, where arguments are what its function has
             return on_blocks(*args)
+        check_whole(mesh, name, args)
         blocks = jax.tree.map(block, specs, args, is_leaf=is_sharding)
         with taken():
             results = on_blocks(*blocks)

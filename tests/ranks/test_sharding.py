@@ -1,6 +1,7 @@
 """`mpi4jax.sharding`: blocks of global arrays against slices in NumPy, and JAX's programs."""
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -197,6 +198,10 @@ MESH_OF_ONE = make_mesh((-1,), ("i",))
         (lambda: fft.fftn(WHOLE, NamedSharding(MESH, P())), ValueError, r"\(mesh, spec, shape\)"),
         (lambda: device_put(WHOLE, NamedSharding(MESH, P(*"ab"), WHOLE[0, 0].shape)), ValueError,
          "at least 2 axes"),
+        (lambda: device_put(WHOLE, P("a")), TypeError, "device_put: expected .*'with mesh:'"),
+        (lambda: shard_map(jnp.sin, MESH, P("a"), P("a")), TypeError, "shard_map.f, mesh=mesh, in"),
+        (lambda: mpi4jax.shard_map(jnp.add, mesh=MESH, in_specs=(P("a"), None), out_specs=P("a"))(
+            WHOLE, WHOLE), TypeError, "'in_specs' must .* got None for an array"),
     ],
 )  # fmt: skip
 def test_wrong_shardings(wrong, kind, words):
@@ -216,3 +221,62 @@ def test_equal_shardings_have_one_hash():
     assert len({NamedSharding(MESH, P(*"ab")), NamedSharding(MESH, P(*"ab"))}) == 1
     assert NamedSharding(MESH, P("a")) != NamedSharding(MESH, P("a"), SHAPE)
     assert NamedSharding(MESH, P()).comm is MESH.comm(("a", "b"))
+
+
+# ---- What else programs for devices call
+
+
+@pytest.mark.parametrize("spec", [P("a", "b"), P()], ids=str)
+def test_shardings_in_the_functions_of_a_program_for_devices(spec):
+    """Each rank has a global array whole: nothing is distributed outside of `shard_map`."""
+    sharding = NamedSharding(MESH, spec)
+
+    @functools.partial(mpi4jax.sharding.jit, in_shardings=(sharding,), out_shardings=sharding)
+    def double(x):
+        return mpi4jax.sharding.with_sharding_constraint(2 * x, sharding)
+
+    assert_equal(double(device_put(WHOLE, sharding)), 2 * WHOLE)
+    decorator = mpi4jax.sharding.jit(out_shardings=sharding, static_argnums=1)
+    assert_equal(decorator(lambda x, n: n * x)(WHOLE, 3), 3 * WHOLE)
+    with MESH:
+        assert_equal(device_put({"x": WHOLE}, spec)["x"], WHOLE)
+    assert_equal(device_put({"x": WHOLE}, {"x": jax.devices()[0]})["x"], WHOLE)
+    for name, use in {
+        "_is_concrete": lambda: jnp.ones(4, device=sharding),
+        "addressable_devices": lambda: sharding.addressable_devices,
+    }.items():
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'.*sharding.device_put"):
+            use()
+
+
+@pytest.mark.skipif(SIZE == 1, reason="one rank has whole arrays")
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
+@pytest.mark.parametrize("check", ["", "1"])
+def test_blocks_for_whole_arrays_are_noticed(jit, check, monkeypatch):
+    """Each block would be cut again."""
+    monkeypatch.setenv("MPI4JAX_CHECK", check)
+
+    def total(x):
+        return lax.psum(x.sum(), ("a", "b"))
+
+    total.__name__ = f"total_{jit.__name__}"  # a warning comes once
+    spec = P(("a", "b"))
+    mapped = shard_map(total, mesh=MESH, in_specs=spec, out_specs=P())
+    whole = np.arange(SIZE**2 * 6.0, dtype=np.float32)
+    block = make_array_from_callback(whole.shape, NamedSharding(MESH, spec), lambda i: whole[i])
+    f = jit(mapped)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert f(whole) == whole.sum()
+        assert not seen
+        if check:
+            with pytest.raises(Exception, match="ranks have different values"):
+                jax.block_until_ready(f(block))
+            return
+        for _ in range(2):
+            f(block)
+            notoken.barrier()
+        f(block)
+    words = [str(w.message) for w in seen if "not the same array" in str(w.message)]
+    assert len(words) == (RANK == 0)
+    assert all("argument [0] of 'total_" in text and "takes blocks" in text for text in words)

@@ -1,4 +1,5 @@
-"""A warning if an argument that should be this rank's block is the same array on all ranks.
+"""A warning if an argument that should be this rank's block is the same array on all ranks, or if
+one that should be the same array is not.
 
 A program for devices passes the whole array to its `shard_map`. When a function is first called,
 the ranks along the axes that shard an argument send a hash of their blocks to the first of them.
@@ -37,19 +38,21 @@ _state = _State()
 
 
 class Block(NamedTuple):
-    """An argument that should be a block.
+    """An argument that should be a block, or the same array on all ranks.
 
     Attributes:
         key: the function and the argument, equal on all ranks.
         words: what the warning says.
         comm: a communicator for these hashes alone.
         ranks: the ranks of ``comm`` that have the blocks of the array.
+        is_whole: whether they should have the same array.
     """
 
     key: str
     words: str
     comm: MPI.Intracomm
     ranks: tuple[int, ...]
+    is_whole: bool = False
 
 
 _noted: dict[int, tuple[Any, Block]] = {}  # by the ids of variables
@@ -104,7 +107,8 @@ def compare(arrays: Sequence[tuple[Any, Block]]) -> None:
 
 
 def look(called: Sequence[Block] = ()) -> None:
-    """Warn of arrays that are the same on all ranks, among those whose hashes have arrived.
+    """Warn of arrays that should not be the same on all ranks, or should, among those whose hashes
+    have arrived.
 
     Args:
         called: arguments of a function that has just been called: wait for their hashes, not long.
@@ -121,7 +125,7 @@ def look(called: Sequence[Block] = ()) -> None:
         for key, block in list(_expected.items()):
             if len(_known[key]) == len(block.ranks):
                 del _expected[key]
-                if len(set(_known[key].values())) == 1:
+                if (len(set(_known[key].values())) == 1) != block.is_whole:
                     compat.warn(block.words)
         if time.monotonic() > until or not any(of in new for _, of in _expected):
             return

@@ -30,5 +30,6 @@ from .._requests.request import (
     CompositeKind as CompositeKind,
     CompositeRequest as CompositeRequest,
 )
+from .._spmd.boundary import check_whole as check_whole
 from .._spmd.collectives import mentioned as mentioned, names_of as names_of
 from .._spmd.mesh import current as current

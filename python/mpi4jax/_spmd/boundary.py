@@ -3,7 +3,7 @@
 The words for it are a part of each collective of the function, which the ranks compare with the
 collective: this needs no message of its own. With `MPI4JAX_CHECK=1`, ranks also compare the values
 of arrays that are not sharded along all axes. A block that is the same array on all ranks is a
-warning.
+warning, and so is a whole array that is not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 
 from .._check import whole_arrays
 from .._functions.assert_equal import assert_alike
@@ -86,3 +87,24 @@ def note_blocks(mesh: Mesh, name: str, text: str, args: Any, specs: Sequence[Any
             )
             key = text + jax.tree_util.keystr(path)
             whole_arrays.note(x, whole_arrays.Block(key, words, mesh._hashes, ranks))
+
+
+def check_whole(mesh: Any, name: str, args: Any) -> None:
+    """Compare arguments that should be whole arrays, the same on all ranks: with
+    `MPI4JAX_CHECK=1` at each call, otherwise by a hash when the function is first called."""
+    whole = PartitionSpec()
+    paths, _ = jax.tree_util.tree_flatten_with_path(args)
+    specs = [whole] * len(paths)
+    every = frozenset(mesh.axis_names)
+    assert_replicated(mesh, every, f"shard_map of {name!r}", "arguments", args, specs)
+    if not compares() or mesh.size == 1:
+        return
+    text = boundary_of(name, args, specs)
+    for path, x in paths:
+        words = (
+            f"shard_map: argument {jax.tree_util.keystr(path)} of {name!r} is not the same array "
+            "on all ranks, but mpi4jax.sharding.shard_map takes whole arrays, and cuts them. If "
+            "each rank passes its own block, call mpi4jax.shard_map, which takes blocks"
+        )
+        key, ranks = f"whole {text}{jax.tree_util.keystr(path)}", tuple(range(mesh.size))
+        whole_arrays.note(x, whole_arrays.Block(key, words, mesh._hashes, ranks, is_whole=True))

@@ -261,11 +261,11 @@ def _shapes(axis_shapes: Any, known: Comm, names: tuple[str, ...]) -> tuple[int,
     if axis_shapes is None:
         comm = known.mpi
         axis_shapes = comm.dims if isinstance(comm, MPI.Cartcomm) else (known.size,)
-    if getattr(axis_shapes, "ndim", 1) != 1 or getattr(axis_shapes, "dtype", int) in (object,):
+    if np.ndim(axis_shapes) != 1 or np.asarray(axis_shapes).dtype == object:
         raise TypeError(
             "Mesh: argument 'axis_shapes' must be the number of ranks along each axis, as of "
             "jax.make_mesh, got an array such as jax.sharding.Mesh takes, of devices; use "
-            f"mpi4jax.Mesh({tuple(axis_shapes.shape)}, {names})"
+            f"mpi4jax.Mesh({np.shape(axis_shapes)}, {names})"
         )
     shapes = tuple(int(n) for n in axis_shapes)
     if len(shapes) != len(names) or len(set(names)) != len(names):

@@ -164,11 +164,15 @@ def _check_spelling(positional: Any, others: dict[str, Any], ins: Any, outs: Any
         raise TypeError(f"shard_map: unexpected argument {name!r}; {expected}")
     for name, specs in (("in_specs", ins), ("out_specs", outs)):
         if specs is None:
-            raise TypeError(
-                f"shard_map: argument {name!r} must be a PartitionSpec, or a pytree of them, got "
-                "None: the type of an array of one rank does not say how the global array is "
-                "sharded. Write P('i') for blocks along the axis 'i', and P() for equal arrays"
-            )
+            raise _no_spec(name)
+
+
+def _no_spec(name: str) -> TypeError:
+    return TypeError(
+        f"shard_map: argument {name!r} must be a PartitionSpec, or a pytree of them, got None for "
+        "an array: the type of an array of one rank does not say how the global array is sharded. "
+        "Write P('i') for blocks along the axis 'i', and P() for equal arrays"
+    )
 
 
 def _evaluate(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any) -> Any:
@@ -334,13 +338,15 @@ def _whole_arrays(mesh: Mesh, specs: Any, args: Any) -> tuple[list[Any], Any]:
     if isinstance(specs, list):
         specs = tuple(specs)
     leaves: list[tuple[Any, Any]] = []
+
+    def add(spec: Any, part: Any) -> None:
+        xs = jax.tree.leaves(part)
+        if spec is None and xs:
+            raise _no_spec("in_specs")
+        leaves.extend((spec, x) for x in xs)
+
     try:
-        jax.tree.map(
-            lambda s, part: leaves.extend((s, x) for x in jax.tree.leaves(part)),
-            specs,
-            args,
-            is_leaf=is_spec,
-        )
+        jax.tree.map(add, specs, args, is_leaf=is_spec)
     except ValueError:  # the trees do not match, and JAX says where
         return [None] * len(jax.tree.leaves(args)), jax.tree.map(lambda x: whole(x, None), args)
     types = [whole(x, spec) for spec, x in leaves]
