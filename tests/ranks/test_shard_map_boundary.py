@@ -93,7 +93,7 @@ def test_replicated_arrays_are_compared(what, how, monkeypatch):
     call = WAYS[how](mapped(f, check_vma=what != "results"))
     x = {"a": jnp.arange(2.0) + R}
     if not what:
-        jax.block_until_ready(call(w, x))
+        jax.block_until_ready((call(w, x), call(1.0, x)))
         return
     # Outside of `jit`, constants of a function are not known.
     shown = "results" if what == "constants[0]" and not how.startswith("jit") else what

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 from .._check import whole_arrays
 from .._functions.assert_equal import assert_alike
 from .._job.watch import compares, compares_before
+from .._op.packing import as_array
 from .collectives import mentioned
 from .mesh import Mesh
 
@@ -63,7 +64,7 @@ def assert_replicated(
         names = tuple(name for name in every if spec is not None and name not in mentioned(spec))
         # One axis after the other, if these are not all: there is a communicator of each.
         for over in (names,) if names == every else ((name,) for name in names):
-            along.setdefault(over, {})[kind + jax.tree_util.keystr(path)] = x
+            along.setdefault(over, {})[kind + jax.tree_util.keystr(path)] = as_array(x)
     for over, named in along.items():
         if over:
             words = f"{op}, arrays that are not sharded along {_list(over)}"
