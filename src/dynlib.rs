@@ -197,7 +197,15 @@ macro_rules! addresses {
 
             pub fn load(name: $crate::dynlib::Name) -> Result<Self, String> {
                 let found = $crate::dynlib::Found::open(name)?;
-                Ok(Self { $($function: found.address(stringify!($function))?,)* path: found.path })
+                Self::of(found.path.clone(), |function| found.address(function))
+            }
+
+            /// The table of the addresses that a function gives for names.
+            pub fn of(
+                path: String,
+                address: impl Fn(&str) -> Result<*const ::std::ffi::c_void, String>,
+            ) -> Result<Self, String> {
+                Ok(Self { $($function: address(stringify!($function))?,)* path })
             }
         }
 

@@ -26,8 +26,9 @@ const char *const mpi4jax_version = STRING(MPI_VERSION) "." STRING(MPI_SUBVERSIO
 
 /* Weak: an MPI without the extension loads all the same, and -1 says that it cannot tell. */
 extern int MPIX_Query_cuda_support(void) __attribute__((weak));
+extern int MPIX_Query_rocm_support(void) __attribute__((weak));
 
-int mpi4jax_query_cuda_support(void) {
+int mpi4jax_query_gpu_support(int rocm) {
 #ifdef MPICH_VERSION
     /* MPICH 3, which is MPI 3, has it and ends the job when it is called. */
     int version = 0, subversion = 0;
@@ -35,6 +36,8 @@ int mpi4jax_query_cuda_support(void) {
     if (version < 4)
         return -1;
 #endif
+    if (rocm)
+        return MPIX_Query_rocm_support ? MPIX_Query_rocm_support() : -1;
     return MPIX_Query_cuda_support ? MPIX_Query_cuda_support() : -1;
 }
 

@@ -15,7 +15,7 @@ unsafe extern "C" {
     static mpi4jax_in_place: *mut c_void;
     static mpi4jax_vendor: *const c_char;
     static mpi4jax_version: *const c_char;
-    fn mpi4jax_query_cuda_support() -> c_int;
+    fn mpi4jax_query_gpu_support(rocm: c_int) -> c_int;
     fn mpi4jax_neighbours(comm: MPI_Comm) -> c_int;
     fn mpi4jax_create_group(comm: MPI_Comm, group: MPI_Group, tag: c_int, made: *mut MPI_Comm) -> c_int;
 }
@@ -215,6 +215,7 @@ pub struct MpiInfo {
     pub address: usize,
     /// Whether it takes pointers to the memory of a GPU.
     pub cuda_aware: &'static str,
+    pub rocm_aware: &'static str,
     pub sizeof_comm: usize,
     pub sizeof_status: usize,
 }
@@ -225,16 +226,14 @@ pub fn info() -> MpiInfo {
     // SAFETY: constants of our shim.
     let [vendor, version] = unsafe { [mpi4jax_vendor, mpi4jax_version].map(|text| CStr::from_ptr(text)) };
     let text = |text: &CStr| text.to_string_lossy().trim().to_owned();
+    let aware = |rocm| gpu_support(rocm).map_or("unknown", |is_aware| if is_aware { "yes" } else { "no" });
     MpiInfo {
         vendor: text(vendor),
         version: text(version),
         library: dynlib::file_of(address()).map_or_else(String::new, |file| file.display().to_string()),
         address: address(),
-        cuda_aware: match cuda_support() {
-            Some(true) => "yes",
-            Some(false) => "no",
-            None => "unknown",
-        },
+        cuda_aware: aware(false),
+        rocm_aware: aware(true),
         sizeof_comm: size_of::<MPI_Comm>(),
         sizeof_status: size_of::<ffi::MPI_Status>(),
     }
@@ -252,11 +251,11 @@ pub fn may_free_late() -> bool {
     !is_open_mpi()
 }
 
-/// Whether the MPI library says that it takes pointers to the memory of a GPU; `None` if it has no
-/// `MPIX_Query_cuda_support`. MPICH can tell only after `MPI_Init`.
-pub fn cuda_support() -> Option<bool> {
+/// Whether the MPI library says that it takes pointers to the memory of GPUs of NVIDIA, or of AMD (`rocm`); `None` if it has no
+/// `MPIX_Query_cuda_support`, or `MPIX_Query_rocm_support`. MPICH can tell only after `MPI_Init`.
+pub fn gpu_support(rocm: bool) -> Option<bool> {
     // SAFETY: takes nothing, and is absent-safe (see the shim).
-    match unsafe { mpi4jax_query_cuda_support() } {
+    match unsafe { mpi4jax_query_gpu_support(rocm.into()) } {
         0 => Some(false),
         1 => Some(true),
         _ => None,

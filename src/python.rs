@@ -38,7 +38,7 @@ mod _native {
     #[pymodule_export]
     use crate::comm::without_python;
     #[pymodule_export]
-    use crate::device::{is_on_cpu, set_device};
+    use crate::device::{is_on_cpu, is_rocm, set_device};
     #[pymodule_export]
     use crate::mpilib::{info, set_tag_limit};
     #[pymodule_export]
@@ -90,7 +90,7 @@ mod _native {
     /// Whether XLA packs ghost cells into messages, for arrays on a GPU or on the CPU.
     #[pyfunction]
     fn takes_packed(on_gpu: bool) -> bool {
-        transport::takes_packed(if on_gpu { Platform::Cuda } else { Platform::Cpu })
+        transport::takes_packed(if on_gpu { Platform::Gpu } else { Platform::Cpu })
     }
 
     /// Parent, name and start of a process, the start in units of the system's, or None.
@@ -233,7 +233,7 @@ mod _native {
     }
 
     #[pyfunction]
-    fn has_cuda_support() -> bool {
+    fn has_gpu_support() -> bool {
         device::support().is_ok()
     }
 

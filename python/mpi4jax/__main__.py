@@ -61,13 +61,18 @@ def describe(advice: list[str]) -> None:
     say(f"Python       {platform.python_version()}, {platform.platform()}")
     for package in ("jax", "jaxlib", "numpy", "mpi4py"):
         say(f"{package:12} {version(package)}")
-    say(f"MPI          {MPI.Get_library_version().splitlines()[0]}")
+    say(f"MPI          {MPI.Get_library_version().splitlines()[0].rstrip(chr(0))}")
     say(f"             {info['library']}, which mpi4py has loaded")
     say(f"threads      {_LEVELS[MPI.Query_thread()]}")
-    say(f"CUDA-aware   {info['cuda_aware']}")
-    say(f"CUDA         {'yes' if mpi4jax.has_cuda_support() else 'no driver with a device'}")
+    has_gpu = _native.has_gpu_support()
+    if _native.is_rocm():
+        say(f"ROCm-aware   {info['rocm_aware']}")
+        say(f"HIP          {'yes' if has_gpu else 'no runtime with a device'}")
+    else:
+        say(f"CUDA-aware   {info['cuda_aware']}")
+        say(f"CUDA         {'yes' if has_gpu else 'no driver with a device'}")
     transports = str(mpi4jax.transport_info()).splitlines()
-    for line in transports if mpi4jax.has_cuda_support() else transports[:1]:
+    for line in transports if has_gpu else transports[:1]:
         say(f"transport    {line}")
     say(f"devices      {', '.join(str(d) for d in jax.local_devices())}")
     _describe_gpus(advice)

@@ -9,6 +9,7 @@ use sys::{
     CUevent, CUevent_flags_enum as EventFlags, CUstream_flags_enum as StreamFlags, CUstreamCaptureMode,
 };
 
+use super::hip;
 use crate::call::Stream;
 use crate::dynlib::{Name, addresses};
 use crate::error::Cause;
@@ -62,7 +63,12 @@ pub(crate) use {cuda, cuda_code};
 
 impl Driver {
     fn start() -> Result<Self, String> {
-        let driver = Self::load(LIBRARY)?;
+        let driver = if hip::is_here() {
+            let found = hip::open()?;
+            Self::of(found.path.clone(), |function| hip::address(&found, function))?
+        } else {
+            Self::load(LIBRARY)?
+        };
         let (path, mut version) = (&driver.path, 0);
         // SAFETY: the first call of the driver; then a place to write to.
         unsafe {
@@ -70,7 +76,8 @@ impl Driver {
                 .and_then(|()| cuda!(driver, cuDriverGetVersion(&mut version)))
                 .map_err(|cause| format!("{path}: {cause}"))?;
         }
-        if version < OLDEST {
+        // HIP numbers its versions in another way; one that has all functions is new enough.
+        if version < OLDEST && !hip::is_here() {
             return Err(LIBRARY.too_old(path, &format!("{}.{}", version / 1000, version % 1000 / 10)));
         }
         Ok(driver)
@@ -95,7 +102,9 @@ impl Driver {
                 CStr::from_ptr(text).to_string_lossy().into()
             }
         };
-        Cause::Library { function: function.trim_end_matches("_v2"), code, text }
+        let function = if hip::is_here() { hip::name(function) } else { None }
+            .unwrap_or(function.trim_end_matches("_v2"));
+        Cause::Library { function, code, text }
     }
 
     pub fn devices(&self) -> Result<i32, Cause> {

@@ -1,6 +1,7 @@
 //! Memory of the host and of GPUs. Needs no CUDA toolkit: the driver and NCCL are loaded when they are first needed.
 
 pub mod cuda;
+mod hip;
 mod memory;
 pub mod nccl;
 
@@ -13,25 +14,32 @@ pub use self::memory::{Device, Staging};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Platform {
     Cpu,
-    Cuda,
+    Gpu,
 }
 
 impl Platform {
-    pub const ALL: [Self; 2] = [Self::Cpu, Self::Cuda];
+    pub const ALL: [Self; 2] = [Self::Cpu, Self::Gpu];
 
-    /// Its name in XLA.
+    /// Its name in JAX.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
-            Self::Cuda => "cuda",
+            Self::Gpu if is_rocm() => "rocm",
+            Self::Gpu => "cuda",
         }
     }
+}
+
+/// Whether the GPUs are AMD's, which are used through HIP and RCCL, or NVIDIA's.
+#[cfg_attr(feature = "python", pyo3::pyfunction)]
+pub fn is_rocm() -> bool {
+    hip::is_here()
 }
 
 /// Whether this process has a GPU that it can use, or why not.
 pub fn support() -> Result<(), String> {
     match cuda::Driver::get()?.devices() {
-        Ok(0) => Err("the CUDA driver finds no device".into()),
+        Ok(0) => Err(format!("{} finds no device", if is_rocm() { "HIP" } else { "the CUDA driver" })),
         Ok(_) => Ok(()),
         Err(cause) => Err(cause.to_string()),
     }

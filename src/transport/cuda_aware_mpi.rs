@@ -16,7 +16,7 @@ use crate::ops::{Buffer, Op, Reduction};
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "cuda-mpi",
-    takes: |platform| platform == Platform::Cuda,
+    takes: |platform| platform == Platform::Gpu,
     use_cuda_mpi: Some(true),
     probe: |_| probe_device_pointers(),
     start: |_| Ok(CudaAwareMpi::new(DESCRIPTOR.name, HostMpi::default())?.into()),

@@ -4,13 +4,17 @@ use std::sync::{Arc, OnceLock};
 
 use super::{AnyTransport, Descriptor, TARGET, Transport, Unfinished, mpi, requests};
 use crate::comm::{Comm, Group};
-use crate::device::Platform;
+use crate::device::{Platform, is_rocm};
 use crate::error::{Cause, Error};
 use crate::system::variable;
 
 const TRANSPORT: &str = "MPI4JAX_TRANSPORT";
-const USE_CUDA_MPI: &str = "MPI4JAX_USE_CUDA_MPI";
 const AUTO: &str = "auto";
+
+/// The variable that chooses between MPI with device pointers and staging.
+fn use_gpu_mpi() -> &'static str {
+    if is_rocm() { "MPI4JAX_USE_HIP_MPI" } else { "MPI4JAX_USE_CUDA_MPI" }
+}
 
 /// The choice that the environment asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,7 +34,7 @@ fn valid() -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// The transport that a value of `MPI4JAX_USE_CUDA_MPI` chooses.
+/// The transport that a value of this variable chooses.
 fn by_cuda_mpi(is_wanted: bool) -> &'static Descriptor {
     let found = Descriptor::ALL.iter().find(|it| it.use_cuda_mpi == Some(is_wanted));
     found.expect("a transport for each value")
@@ -47,7 +51,7 @@ fn best() -> Result<Option<&'static Descriptor>, Cause> {
     // All ranks get the same results, so they make the same collective calls.
     for &it in Descriptor::ALL.iter().rev() {
         let Some(suits) = it.suits else { continue };
-        let is_able = suits()? && (it.probe)(Platform::Cuda).is_ok();
+        let is_able = suits()? && (it.probe)(Platform::Gpu).is_ok();
         let is_best = Group::World.common_bits(u64::from(is_able))? == 1;
         tracing::debug!(target: TARGET, transport = it.name, here = is_able, everywhere = is_best, "looked for the best");
         if is_best {
@@ -59,7 +63,7 @@ fn best() -> Result<Option<&'static Descriptor>, Cause> {
 
 impl Setting {
     fn read() -> Result<Self, Cause> {
-        Self::parse(variable(TRANSPORT).as_deref(), variable(USE_CUDA_MPI).as_deref())
+        Self::parse(variable(TRANSPORT).as_deref(), variable(use_gpu_mpi()).as_deref())
     }
 
     /// What of it must be the same on all ranks: nothing, where operations meet those of all ranks that go through MPI.
@@ -74,13 +78,14 @@ impl Setting {
             Some("0" | "false" | "off" | "no") => Some(by_cuda_mpi(false)),
             Some(other) => {
                 let [yes, no] = [true, false].map(|is_wanted| by_cuda_mpi(is_wanted).name);
+                let name = use_gpu_mpi();
                 let message = format!(
-                    "{USE_CUDA_MPI}={other} is not understood: expected 1 (which means {TRANSPORT}={yes}) or 0 ({no})"
+                    "{name}={other} is not understood: expected 1 (which means {TRANSPORT}={yes}) or 0 ({no})"
                 );
                 return Err(Cause::Setting { message });
             }
         };
-        let cuda_mpi = format!("{USE_CUDA_MPI}={}", cuda_mpi.unwrap_or_default());
+        let cuda_mpi = format!("{}={}", use_gpu_mpi(), cuda_mpi.unwrap_or_default());
         let Some(name) = transport else {
             let text = if meant.is_some() { cuda_mpi } else { String::new() };
             return Ok(Self { named: meant, is_auto: false, text, gpu_only: meant.is_some() });
@@ -107,7 +112,7 @@ impl Setting {
         let (default, text) = (default_on(platform), &self.text);
         match self.named {
             None if !self.is_auto => (default, "the default".into()),
-            None => match best.filter(|_| platform == Platform::Cuda) {
+            None => match best.filter(|_| platform == Platform::Gpu) {
                 Some(best) => (best, format!("{text}: the best that can start on all ranks")),
                 None => (default, format!("{text}: the default, as nothing better can start on all ranks")),
             },
@@ -167,7 +172,7 @@ fn selection() -> Result<&'static Selection, Error> {
         selected(Platform::Cpu)?;
     }
     if on_gpu {
-        let _ = selected(Platform::Cuda);
+        let _ = selected(Platform::Gpu);
     }
     Ok(selection)
 }
@@ -292,7 +297,7 @@ pub fn messages_apart(platform: Platform) -> Option<&'static str> {
 /// Whether XLA packs ghost cells into messages for the transport of arrays on a platform, because the processor does not
 /// reach the blocks.
 pub fn takes_packed(platform: Platform) -> bool {
-    platform == Platform::Cuda || slot(platform).is_ok_and(|slot| slot.chosen.takes_packed)
+    platform == Platform::Gpu || slot(platform).is_ok_and(|slot| slot.chosen.takes_packed)
 }
 
 #[cfg(test)]
@@ -302,7 +307,7 @@ mod tests {
     fn chosen(transport: Option<&str>, cuda_mpi: Option<&str>) -> (&'static str, &'static str) {
         let setting = Setting::parse(transport, cuda_mpi).unwrap();
         let name = |platform| setting.choose(platform, None).0.name;
-        (name(Platform::Cpu), name(Platform::Cuda))
+        (name(Platform::Cpu), name(Platform::Gpu))
     }
 
     #[test]
@@ -347,7 +352,7 @@ mod tests {
         let candidates: Vec<_> = candidates.copied().collect();
         assert_eq!(candidates.iter().map(|it| it.name).collect::<Vec<_>>(), ["nccl"]);
         for best in candidates {
-            assert_eq!(setting.choose(Platform::Cuda, Some(best)).0, best);
+            assert_eq!(setting.choose(Platform::Gpu, Some(best)).0, best);
             assert_eq!(setting.choose(Platform::Cpu, Some(best)).0.name, "mpi");
         }
     }

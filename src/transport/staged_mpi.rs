@@ -14,15 +14,15 @@ use crate::ops::Buffer;
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "staged",
-    default_on: Some(Platform::Cuda),
+    default_on: Some(Platform::Gpu),
     use_cuda_mpi: Some(false),
     settings: |_| pool::read_setting().map(|()| None),
-    probe: |platform| if platform == Platform::Cuda { device::support() } else { Ok(()) },
+    probe: |platform| if platform == Platform::Gpu { device::support() } else { Ok(()) },
     start: |platform| {
         let device = match platform {
             // For tests: the whole path, with memory of the host in the part of the device's.
             Platform::Cpu => Device::Host,
-            Platform::Cuda => Device::Gpu(Driver::get()?),
+            Platform::Gpu => Device::Gpu(Driver::get()?),
         };
         Ok(StagedMpi::new(DESCRIPTOR.name, HostMpi::default(), device).into())
     },

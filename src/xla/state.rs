@@ -135,7 +135,7 @@ impl Instantiated {
 
 /// The platform of a target. Handlers are generic over it, so that those of the CPU do nothing for GPUs at run time.
 pub(super) const fn platform<const GPU: bool>() -> Platform {
-    if GPU { Platform::Cuda } else { Platform::Cpu }
+    if GPU { Platform::Gpu } else { Platform::Cpu }
 }
 
 /// Checks an operation that is started: it goes through MPI, whatever carries the other operations, or is put on a stream of the

@@ -40,6 +40,13 @@ def compile_stand_ins(folder):
     }
 
 
+def compile_hip(folder):
+    """The environment in which ours are in the part of HIP and RCCL, and none of CUDA."""
+    fakes = compile_stand_ins(folder)
+    hip = compile_library(folder / "libamdhip64.so.7", HERE / "fake/hip.c")
+    return {**fakes, "MPI4JAX_LIBHIP": str(hip), "MPI4JAX_LIBCUDA": "/nowhere/libcuda.so.1"}
+
+
 if __name__ == "__main__":
     FOLDER = Path(sys.argv[1]).resolve()
     FOLDER.mkdir(parents=True, exist_ok=True)

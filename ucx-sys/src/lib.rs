@@ -22,6 +22,7 @@ pub const UCS_THREAD_MODE_SERIALIZED: c_int = 1;
 pub const UCP_EP_PARAM_FIELD_REMOTE_ADDRESS: u64 = 1;
 pub const UCP_ATTR_FIELD_MEMORY_TYPES: u64 = 1 << 2;
 pub const UCS_MEMORY_TYPE_CUDA_BIT: u64 = 1 << 1;
+pub const UCS_MEMORY_TYPE_ROCM_BIT: u64 = 1 << 3;
 /// With it a receive that has ended at once has a request too, and so can be asked what it received.
 pub const UCP_OP_ATTR_FLAG_NO_IMM_CMPL: u32 = 1 << 16;
 

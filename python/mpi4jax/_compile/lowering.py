@@ -470,7 +470,7 @@ def forms_of(spec: Spec, p: Params, avals: Avals) -> Params | None:
 
 def register(primitive: Primitive, rule: Callable[..., Any]) -> None:
     """Register a lowering rule, which is told first whether arrays are on a GPU."""
-    for platform, on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True)):
+    for platform, on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True), ("rocm", True)):
         # Not cached: equal ops on different lines are one lowering to JAX, and it would name one
         # line.
         rule_there = functools.partial(rule, on_gpu)

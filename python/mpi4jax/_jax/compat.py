@@ -280,9 +280,9 @@ def on_effects_barrier(wait: Callable[[], None]) -> None:
     wrap(jax, "effects_barrier", effects_barrier)
 
 
-def visible_gpus() -> str:
+def visible_gpus(option: str = "jax_cuda_visible_devices") -> str:
     """Return the GPUs that JAX was told to use: ``"all"``, or numbers separated by commas."""
-    return str(jax.config.read("jax_cuda_visible_devices"))
+    return str(jax.config.read(option))
 
 
 def has_started() -> bool:

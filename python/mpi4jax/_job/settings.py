@@ -46,6 +46,7 @@ RULES: dict[str, Rule] = {
     "MPI4JAX_DEBUG": _SWITCH,
     "MPI4JAX_DUMP_DIR": _anything,
     "MPI4JAX_LIBCUDA": _anything,
+    "MPI4JAX_LIBHIP": _anything,
     "MPI4JAX_LIBNCCL": _anything,
     "MPI4JAX_LIBUCP": _anything,
     "MPI4JAX_LOG": _anything,
@@ -60,12 +61,13 @@ RULES: dict[str, Rule] = {
     "MPI4JAX_TRACE": _anything,
     "MPI4JAX_TRANSPORT": _anything,
     "MPI4JAX_USE_CUDA_MPI": _anything,
+    "MPI4JAX_USE_HIP_MPI": _anything,
     "MPI4JAX_WAIT": _anything,
 }
 # Of the build, of this repository's tests, and of other versions of mpi4jax.
 _OTHERS = (
     "MPI4JAX_BUILD_HEADERS", "MPI4JAX_BUILD_MPI", "MPI4JAX_TEST_",
-    "MPI4JAX_NO_WARN_JAX_VERSION", "MPI4JAX_USE_SYCL_MPI", "MPI4JAX_USE_HIP_MPI",
+    "MPI4JAX_NO_WARN_JAX_VERSION", "MPI4JAX_USE_SYCL_MPI",
 )  # fmt: skip
 
 

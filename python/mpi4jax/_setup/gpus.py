@@ -17,6 +17,10 @@ from .._jax import compat
 
 _log = logging.getLogger("mpi4jax")
 
+_PLATFORM = "rocm" if _native.is_rocm() else "cuda"
+# JAX's option for the devices to use.
+_VISIBLE = f"jax_{_PLATFORM}_visible_devices"
+
 # Launchers' variables for the local rank of a process on its node.
 LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -32,17 +36,18 @@ def choose() -> None:
     """Let JAX compute on the visible GPU of this rank's local rank, modulo their number.
 
     Nothing is chosen if only one GPU is visible, or if the user or JAX has chosen one:
-    ``jax_cuda_visible_devices`` is set, or JAX has started its platforms. ``CUDA_VISIBLE_DEVICES``
-    does not count as a choice: Slurm shows the same GPUs to all ranks of a node.
+    ``jax_cuda_visible_devices`` (``jax_rocm_visible_devices`` with GPUs of AMD) is set, or JAX has
+    started its platforms. ``CUDA_VISIBLE_DEVICES`` does not count as a choice: Slurm shows the same
+    GPUs to all ranks of a node.
     """
     if not _may_compute_on_gpus():
         return
     numbers = [os.environ[name] for name in LOCAL_RANKS if name in os.environ]
-    if numbers and compat.visible_gpus() == "all" and not compat.has_started():
+    if numbers and compat.visible_gpus(_VISIBLE) == "all" and not compat.has_started():
         rank, devices = int(numbers[0]), len(_native.gpu_uuids())
         if devices > 1:
             number = str(rank % devices)
-            jax.config.update("jax_cuda_visible_devices", number)
+            jax.config.update(_VISIBLE, number)
             shared = ", which ranks share" if rank >= devices else ""
             _log.info("local rank %d computes on GPU %s of %d%s", rank, number, devices, shared)
     announce()
@@ -52,8 +57,9 @@ def _may_compute_on_gpus() -> bool:
     """Return whether there is a GPU, and JAX may use it. Without one, no library is loaded."""
     if _native.is_gpu_on_cpu():
         return True
-    platforms = str(jax.config.jax_platforms or "cuda").split(",")
-    return Path("/dev/nvidiactl").exists() and not {"cuda", "gpu"}.isdisjoint(platforms)
+    platforms = str(jax.config.jax_platforms or _PLATFORM).split(",")
+    is_there = _native.is_rocm() or Path("/dev/nvidiactl").exists()
+    return is_there and not {_PLATFORM, "gpu"}.isdisjoint(platforms)
 
 
 def _number() -> int | None:
@@ -62,7 +68,7 @@ def _number() -> int | None:
         return None
     if not compat.has_started() or _native.is_gpu_on_cpu():
         # JAX takes the first one that it may use.
-        visible = compat.visible_gpus()
+        visible = compat.visible_gpus(_VISIBLE)
         return 0 if visible == "all" else int(visible.split(",")[0])
     return jax.local_devices()[0].local_hardware_id if jax.default_backend() == "gpu" else None
 
@@ -113,7 +119,7 @@ def sharing(comm: MPI.Comm) -> str | None:
         f"ranks {', '.join(map(str, together))} on {platform.node()} share GPUs, while {len(idle)} "
         "of the GPUs that they see are idle; start the ranks so that the launcher sets one of "
         f"{', '.join(LOCAL_RANKS)}, or choose a GPU on each rank before it imports mpi4jax: "
-        "jax.config.update('jax_cuda_visible_devices', '0'), or '1', and so on"
+        f"jax.config.update({_VISIBLE!r}, '0'), or '1', and so on"
     )
 
 

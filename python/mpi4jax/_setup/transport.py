@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import site
 import sys
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ _log = logging.getLogger("mpi4jax")
 
 
 def library_directories() -> list[str]:
-    """Return where Python packages keep CUDA's, NCCL's and UCX's libraries."""
+    """Return where Python packages, and ROCm, keep libraries of GPUs, NCCL or RCCL, and UCX."""
     sites = [
         Path(jax.__file__).parent.parent,
         *map(Path, site.getsitepackages()),
@@ -28,10 +29,11 @@ def library_directories() -> list[str]:
     found = [
         directory
         for folder in dict.fromkeys(sites)
-        for pattern in ("nvidia/*/lib", "libucx/lib")
+        for pattern in ("nvidia/*/lib", "_rocm_sdk_*/lib", "libucx/lib")
         for directory in sorted(folder.glob(pattern))
     ]
-    return [str(directory) for directory in dict.fromkeys(found)]
+    rocm = Path(os.environ.get("ROCM_PATH", "/opt/rocm"), "lib")
+    return [str(directory) for directory in dict.fromkeys([*found, rocm])]
 
 
 def asks_all_ranks() -> bool:
@@ -63,16 +65,19 @@ def start() -> None:
 
 
 def has_cuda_support() -> bool:
-    """Return whether arrays on a GPU can be communicated.
+    """Return whether arrays on a GPU of NVIDIA can be communicated.
 
     Whether there is a CUDA driver with a device. :func:`transport_info` has the reason if not.
     """
-    return _native.has_cuda_support()
+    return not _native.is_rocm() and _native.has_gpu_support()
 
 
 def has_hip_support() -> bool:
-    """Return whether there is a transport for ROCm: always False."""
-    return False
+    """Return whether arrays on a GPU of AMD can be communicated.
+
+    Whether there is a HIP runtime with a device. :func:`transport_info` has the reason if not.
+    """
+    return _native.is_rocm() and _native.has_gpu_support()
 
 
 def has_sycl_support() -> bool:
@@ -92,7 +97,8 @@ class TransportInfo:
         gpu: the transport of arrays on a GPU.
         gpu_reason: why it was chosen.
         gpu_error: why it cannot be used, None if it can.
-        unavailable: why others cannot be used: by platform and name (``"cuda:nccl"``).
+        unavailable: why others cannot be used: by platform and name (``"cuda:nccl"``,
+            ``"rocm:nccl"``).
     """
 
     requested: str

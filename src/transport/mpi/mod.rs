@@ -32,14 +32,15 @@ use crate::call::{Call, Site};
 use crate::comm::{Group, OwnedComm};
 use crate::device;
 use crate::error::Cause;
-use crate::mpilib::{check, cuda_support, in_place};
+use crate::mpilib::{check, gpu_support, in_place};
 use crate::ops::{Buffer, Dtype, Ints, Op, Private};
 
 /// Whether the MPI library may take such pointers. One that cannot say is trusted, as the user has named it.
 pub fn probe_device_pointers() -> Result<(), String> {
     device::support()?;
-    if cuda_support() == Some(false) && !device::is_reached_from_cpu() {
-        return Err("the MPI library reports that it is not CUDA-aware: use staged or nccl".into());
+    if gpu_support(device::is_rocm()) == Some(false) && !device::is_reached_from_cpu() {
+        let gpus = if device::is_rocm() { "ROCm" } else { "CUDA" };
+        return Err(format!("the MPI library reports that it is not {gpus}-aware: use staged or nccl"));
     }
     Ok(())
 }

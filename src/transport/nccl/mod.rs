@@ -30,7 +30,7 @@ use crate::ops::{Buffer, Op};
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "nccl",
-    takes: |platform| platform == Platform::Cuda,
+    takes: |platform| platform == Platform::Gpu,
     settings: |is_auto| Ok(Some(format!("messages: {}", MessagePath::read(is_auto)?.name()))),
     probe: |_| probe(),
     start: |_| {

@@ -56,7 +56,7 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
         if platform == Platform::Cpu {
             return Ok(ucx.into());
         }
-        worker.reaches_cuda()?;
+        worker.reaches_gpu()?;
         Ok(CudaUcx::new(DESCRIPTOR.name, ucx)?.into())
     },
     is_collective: true,
@@ -114,7 +114,7 @@ impl TakesDevicePointers for Ucx {
 
 /// Whether UCX could be used. Whether it reaches the memory of a GPU is known when it has been started.
 fn probe(platform: Platform) -> Result<(), String> {
-    if platform == Platform::Cuda {
+    if platform == Platform::Gpu {
         device::support()?;
     }
     Ucp::get().map(|_| ())
@@ -298,11 +298,16 @@ impl Worker {
         thread.map(|_| worker).map_err(|error| error.to_string())
     }
 
-    pub fn reaches_cuda(&self) -> Result<(), String> {
-        if self.memory_types & sys::UCS_MEMORY_TYPE_CUDA_BIT != 0 || device::is_reached_from_cpu() {
+    pub fn reaches_gpu(&self) -> Result<(), String> {
+        let (bit, name) = if device::is_rocm() {
+            (sys::UCS_MEMORY_TYPE_ROCM_BIT, "ROCm")
+        } else {
+            (sys::UCS_MEMORY_TYPE_CUDA_BIT, "CUDA")
+        };
+        if self.memory_types & bit != 0 || device::is_reached_from_cpu() {
             return Ok(());
         }
-        Err(format!("{} was built without CUDA", self.ucp.path))
+        Err(format!("{} was built without {name}", self.ucp.path))
     }
 
     /// The body of the thread that makes progress while no other thread calls UCX.

@@ -87,7 +87,7 @@ int cuDeviceGetUuid(unsigned char *uuid, int device) {
 static int retained;
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(intptr_t)(1000 + (retained = device)); return 0; }
 /* For nccl.c, whose operations run at once: what was put on the stream before comes first. */
-void fake_drain(void) { drain(queued); }
+__attribute__((visibility("default"))) void fake_drain(void) { drain(queued); }
 int cuCtxPushCurrent_v2(void *context) { entered++; return 0; }
 int cuCtxPopCurrent_v2(void **context) { drain(queued); entered--; return 0; }
 int cuStreamGetCtx(void *stream, void **context) { *context = (void *)(intptr_t)(1000 + number("FAKE_CUDA_STREAM_DEVICE", retained)); return 0; }

@@ -176,7 +176,8 @@ static __thread void *group_stream;
 static int put(void (*what)(Part *, int), Part *parts, int count, void *stream) {
     static void (*drain)(void);
     if (!drain) {
-        void *driver = dlopen(getenv("MPI4JAX_LIBCUDA"), RTLD_NOW | RTLD_NOLOAD);
+        const char *hip = getenv("MPI4JAX_LIBHIP");
+        void *driver = dlopen(hip && *hip ? hip : getenv("MPI4JAX_LIBCUDA"), RTLD_NOW | RTLD_NOLOAD);
         drain = dlsym(driver, "fake_drain");
     }
     operations += count;
