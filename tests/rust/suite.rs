@@ -31,7 +31,7 @@ pub fn run_all(comm: &Arc<Comm>) -> Vec<String> {
     for platform in Platform::ALL {
         for it in Descriptor::ALL.iter().filter(|it| (it.takes)(platform)) {
             (it.settings)(false).expect("settings");
-            let driver = (platform == Platform::Cuda).then(|| Driver::get().ok()).flatten();
+            let driver = (platform == Platform::Gpu).then(|| Driver::get().ok()).flatten();
             let is_packed = it.takes_packed || driver.is_some();
             match (it.start)(platform) {
                 Ok(transport) => {
@@ -60,7 +60,7 @@ pub fn run_all(comm: &Arc<Comm>) -> Vec<String> {
                     transport.stop();
                 }
                 Err(reason) => {
-                    let may_lack = platform == Platform::Cuda && !is_on_cpu() || it.name == "ucx";
+                    let may_lack = platform == Platform::Gpu && !is_on_cpu() || it.name == "ucx";
                     assert!(may_lack, "{}: {reason}", it.name);
                 }
             }
