@@ -4,7 +4,8 @@
 
 Each rank has the particles that are in its block. After each step, particles that have left the
 block are sent to the rank whose block they are in. Their number differs from step to step and is
-not known in advance: `ragged_alltoall` sends them, and returns how many have arrived.
+not known in advance: `migrate` sends them, and returns how many have arrived. With `--balance 20`,
+the blocks are chosen anew every 20 steps, so that all ranks have about as many particles.
 
 The box is periodic in both directions. At first all particles are in a drop, on one rank or a few;
 the flow, two waves that take turns, draws it into threads that come to all ranks. No particle is
@@ -23,6 +24,7 @@ from mpi4py import MPI
 import mpi4jax.notoken as mpi4jax
 
 STEP, TURN = 0.02, 25  # length of a step; steps until the other wave has its turn
+CELLS = 64  # along each axis; blocks consist of whole cells
 
 
 def initial_particles(number: int):
@@ -41,32 +43,38 @@ def velocity(place, step):
     return jnp.where(step // TURN % 2 == 0, along_x, along_y)
 
 
+def cells_of(place):
+    """Return the cells of the box in which particles are: their indices along each axis."""
+    # What is a little below 0 may be rounded to 1, which is beyond the last cell.
+    return [jnp.minimum((place[:, k] * CELLS).astype(int), CELLS - 1) for k in range(2)]
+
+
 class Box:
-    """Blocks of a box, and this rank's particles: the first `count` of `capacity` rows."""
+    """Blocks of a box, and this rank's particles: the first `count` of `capacity` rows.
 
-    def __init__(self, comm: MPI.Intracomm, capacity: int):
+    The box has `CELLS` cells along each axis; `cuts` are the numbers or lengths of the blocks.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, capacity: int, cuts):
         self.comm, self.capacity = comm, capacity
-        self.dims = MPI.Compute_dims(comm.size, 2)
+        self.layout = mpi4jax.Layout((CELLS, CELLS), enumerate(cuts))
 
-    def rank_of(self, place):
-        """Return the rank in whose block a particle is."""
-        # What is a little below 0 may be rounded to 1, which is beyond the last block.
-        i, j = (jnp.minimum((place[:, k] * n).astype(int), n - 1) for k, n in enumerate(self.dims))
-        return i * self.dims[1] + j
+    def balanced(self, particles, count):
+        """Return blocks in which ranks have about as many particles, as an outer product allows."""
+        here = jnp.arange(len(particles["number"])) < count
+        cuts = []
+        for axis, cells in enumerate(cells_of(particles["place"])):
+            own = jnp.bincount(jnp.where(here, cells, CELLS), length=CELLS)
+            weights = mpi4jax.allreduce(own, comm=self.comm)
+            cuts.append(mpi4jax.grids.balanced(weights, self.layout.parts(axis)))
+        return Box(self.comm, self.capacity, cuts)
 
     def send_home(self, particles, count):
         """Send each particle to its rank; return the particles of this rank."""
-        here = jnp.arange(len(particles["number"])) < count
-        rank = jnp.where(here, self.rank_of(particles["place"]), self.comm.size)
-        order = jnp.argsort(rank)  # those for rank 0 first; at last the rows without a particle
-        sorted_by_rank = jax.tree.map(lambda rows: rows[order], particles)
-        send_counts = jnp.bincount(rank, length=self.comm.size)
-        particles, received = mpi4jax.ragged_alltoall(
-            sorted_by_rank, send_counts, self.capacity, comm=self.comm
-        )
-        return particles, received.sum()
+        owners = self.layout.owner(*cells_of(particles["place"]))
+        return mpi4jax.migrate(particles, owners, self.capacity, count=count, comm=self.comm)
 
-    def run(self, particles, count, steps: int):
+    def run(self, particles, count, steps):
         """Return the particles after the last step, and their number after each step."""
 
         def one_step(state, step):
@@ -75,16 +83,15 @@ class Box:
             particles, count = self.send_home({**particles, "place": place % 1}, count)
             return (particles, count), count
 
-        (particles, count), counts = lax.scan(one_step, (particles, count), jnp.arange(steps))
+        (particles, count), counts = lax.scan(one_step, (particles, count), steps)
         return particles, count, counts
 
     def on_root(self, particles, count, number: int):
         """Return all particles, on rank 0, in the order of their numbers."""
         root = self.comm.rank == 0
-        send_counts = jnp.zeros(self.comm.size, int).at[0].set(count)
-        everything, _ = mpi4jax.ragged_alltoall(
-            particles, send_counts, number if root else 0, comm=self.comm
-        )
+        owners = jnp.zeros(len(particles["number"]), int)
+        room = number if root else 0
+        everything, _ = mpi4jax.migrate(particles, owners, room, count=count, comm=self.comm)
         order = jnp.argsort(everything["number"])
         return jax.tree.map(lambda rows: rows[order], everything)
 
@@ -98,10 +105,10 @@ def draw(path: Path, box: Box, places, counts):
 
     figure, (map_, curve) = plt.subplots(1, 2, figsize=(11, 5), dpi=100, layout="constrained")
     colours = plt.get_cmap("tab10")(np.arange(counts.shape[1]) % 10)
-    map_.scatter(*places.T, s=2, linewidths=0, c=colours[np.asarray(box.rank_of(places))])
-    for lines, n in ((map_.axvline, box.dims[0]), (map_.axhline, box.dims[1])):
-        for k in range(1, n):
-            lines(k / n, color="black", linewidth=0.8)
+    map_.scatter(*places.T, s=2, linewidths=0, c=colours[box.layout.owner(*cells_of(places))])
+    for axis, lines in enumerate((map_.axvline, map_.axhline)):
+        for cell in box.layout.ends(axis)[1:-1]:
+            lines(cell / CELLS, color="black", linewidth=0.8)
     title = f"{len(places)} particles after {len(counts) - 1} steps"
     map_.set(title=title, xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="x", ylabel="y")
     for rank, colour in enumerate(colours):
@@ -123,20 +130,32 @@ def main():
         metavar="N",
         help="for how many particles each rank has room; by default for all of them",
     )
+    parser.add_argument(
+        "--balance",
+        type=int,
+        metavar="N",
+        help="choose the blocks anew every N steps, by the numbers of particles",
+    )
     parser.add_argument("--save", type=Path, metavar="PATH", help="places and counts, a .npz")
     parser.add_argument("--save-figure", type=Path, metavar="PATH", help="a PNG")
     args = parser.parse_args()
 
     comm = MPI.COMM_WORLD
-    box = Box(comm, args.capacity or args.particles)
+    box = Box(comm, args.capacity or args.particles, MPI.Compute_dims(comm.size, 2))
     everything = initial_particles(args.particles)
     # Each rank begins with some, wherever they are, and sends them home.
     mine = {name: rows[comm.rank :: comm.size] for name, rows in everything.items()}
-    send_home, run = jax.jit(box.send_home), jax.jit(box.run, static_argnums=2)
-    particles, first = send_home(mine, len(mine["number"]))
-    particles, count, counts = run(particles, first, args.steps)
+    particles, count = jax.jit(box.send_home)(mine, len(mine["number"]))
+    parts, every = [count[None]], args.balance or args.steps
+    for first in range(0, args.steps, every):
+        if args.balance:
+            box = box.balanced(particles, count)
+            particles, count = jax.jit(box.send_home)(particles, count)
+        steps = jnp.arange(first, min(first + every, args.steps))
+        particles, count, of_steps = jax.jit(box.run)(particles, count, steps)
+        parts.append(of_steps)
 
-    counts = mpi4jax.allgather(jnp.concatenate([first[None], counts]), comm=comm).T
+    counts = mpi4jax.allgather(jnp.concatenate(parts), comm=comm).T
     final = jax.jit(box.on_root, static_argnums=2)(particles, count, args.particles)
     if comm.rank != 0:
         return

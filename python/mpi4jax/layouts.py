@@ -1,18 +1,23 @@
-"""Redistribution of a global array from one layout to another."""
+"""Redistribution of a global array from one layout to another, and of rows to their owners."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
 from ._numerics.base import as_array
+from ._numerics.files import is_layout
 from ._numerics.layout import Layout, Pieces, Shape, Windows, as_layout, batch_of
 from ._op.comm import default_comm
 from .ops.alltoallv import alltoallv
+from .ops.ragged_alltoall import ragged_alltoall
 
-__all__ = ["Layout", "redistribute"]
+__all__ = ["Layout", "migrate", "redistribute"]
 
 
 def comm_of(op: str, comm: MPI.Intracomm | None, *given: Any) -> MPI.Intracomm:
@@ -29,6 +34,24 @@ def comm_of(op: str, comm: MPI.Intracomm | None, *given: Any) -> MPI.Intracomm:
             "communicator"
         )
     return found[0]
+
+
+def layouts_and_comm(
+    op: str, layouts: Any, mesh: Any, comm: MPI.Intracomm | None
+) -> tuple[Any, MPI.Intracomm]:
+    """Return layouts with shardings in place of specs, and the communicator of arguments."""
+
+    def known(layout: Any) -> Any:
+        if not isinstance(layout, PartitionSpec):
+            return layout
+        from .sharding import as_sharding  # loaded only by programs that use it
+
+        return as_sharding(op, layout, mesh)
+
+    layouts = jax.tree.map(known, layouts, is_leaf=is_layout)
+    given = jax.tree.leaves(layouts, is_leaf=is_layout)
+    comm = mesh.comm(mesh.axis_names) if comm is None and mesh is not None else comm
+    return layouts, comm_of(op, comm, *given)
 
 
 class Exchange:
@@ -124,3 +147,80 @@ def redistribute(x: Any, source: Any, target: Any, *, comm: MPI.Intracomm | None
         return target.with_ghosts(leaf) if hasattr(target, "with_ghosts") else leaf
 
     return jax.tree.map(move, x)
+
+
+def migrate(
+    x: Any,
+    owners: Any,
+    capacity: int,
+    *,
+    count: Any = None,
+    comm: MPI.Intracomm | None = None,
+) -> tuple[Any, jax.Array]:
+    """Send each row to its owner, such as each particle to the rank of its cell. Collective.
+
+    It sorts the rows by their owners for :func:`ragged_alltoall`, which sends them. Rows that stay
+    on their rank are sorted too.
+
+    Args:
+        x: array of shape ``(rows, *S)``; or a pytree of such arrays.
+        owners: integer array of shape ``(rows,)``: the rank that gets each row, such as the result
+            of :meth:`Layout.owner`. It may be traced.
+        capacity: maximum number of rows that this rank can receive: a static integer. It may differ
+            between ranks.
+        count: how many of the first rows are sent; the other ones hold nothing. It may be traced.
+            By default all rows are sent.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
+
+    Returns:
+        tuple: a pair: array of shape ``(capacity, *S)``, or a pytree of such arrays, and the number
+        of rows that have arrived, an int32 array of shape ``()``. Rows are in the order of the
+        ranks that had them, and in the order that they had there. Zeros follow.
+
+    Raises:
+        TypeError: if ``owners`` does not hold integers.
+        ValueError: if ``owners`` does not have one entry per row of ``x``. jax.errors.
+        JaxRuntimeError: on all ranks when it runs, from :func:`ragged_alltoall`: about
+            ``capacity`` if a rank would receive more rows, and about ``send_counts``, which are
+            ``-n`` then, if ``n`` rows of a rank have owners that are not ranks. No row is dropped.
+
+    Derivative:
+        With respect to ``x`` only: the transpose sends the rows back.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> cells = mpi4jax.Layout((2 * comm.size,), {0: comm.size})
+        >>> place = jnp.arange(2.0 * comm.size)  # each rank has a particle in each cell
+        >>> owners = cells.owner(place.astype(int))
+        >>> found, count = mpi4jax.migrate(place, owners, 3 * comm.size)
+        >>> int(count) == 2 * comm.size, bool((found[:2] == 2 * comm.rank + jnp.arange(2)).all())
+        (True, True)
+
+    See also: :func:`redistribute` for arrays, :class:`mpi4jax.ghosts.Plan` for rows that several
+    ranks need.
+    """
+    op = "migrate"
+    comm = comm_of(op, comm)
+    size = comm.Get_size()
+    owners = as_array(owners)
+    if not jnp.issubdtype(owners.dtype, np.integer):
+        raise TypeError(f"{op}: argument 'owners' must be an array of integers, got {owners.dtype}")
+    x = jax.tree.map(as_array, x)
+    for leaf in jax.tree.leaves(x):
+        if owners.ndim != 1 or leaf.shape[:1] != owners.shape:
+            raise ValueError(
+                f"{op}: argument 'owners' must have one entry per row of 'x', got shapes "
+                f"{owners.shape} and {leaf.shape}"
+            )
+    limits = np.iinfo(owners.dtype)
+    owners = owners.clip(max(-1, limits.min), min(size, limits.max)).astype(np.int32)
+    is_sent = jnp.arange(owners.size) < (owners.size if count is None else count)
+    is_rank = (owners >= 0) & (owners < size)
+    keys = jnp.where(is_sent & is_rank, owners, size)
+    wrong = jnp.sum(is_sent & ~is_rank)
+    counts = jnp.where(wrong > 0, -wrong, jnp.bincount(keys, length=size))
+    order = jnp.argsort(keys)  # stable
+    ordered = jax.tree.map(lambda leaf: leaf[order], x)
+    found, received = ragged_alltoall(ordered, counts, capacity, comm=comm)
+    return found, received.sum(dtype=np.int32)

@@ -211,6 +211,18 @@ def test_particles_do_not_depend_on_the_ranks(example, tmp_path):
     assert (four["counts"].max(axis=0) > 100).all(), "each rank has some in the end"
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_particles_are_balanced(example, tmp_path, ranks):
+    plain = particles(example, ranks, tmp_path / "plain.npz")
+    found = particles(example, ranks, tmp_path / "balanced.npz", "--balance", "10")
+    assert found["number"].tolist() == [*range(3000)]
+    apart = np.abs(found["place"] - plain["place"])
+    np.testing.assert_allclose(np.minimum(apart, 1 - apart), 0, atol=1e-4)
+    # After the first ten steps; the drop itself is on one rank.
+    largest = [each["counts"][10:].max(axis=1).mean() * ranks / 3000 for each in (plain, found)]
+    assert largest[1] < 0.9 * largest[0]
+
+
 def test_particles_without_room_are_not_lost_in_silence(mpirun):
     job = mpirun(2, EXAMPLES / "particles.py", "--particles", "300", "--capacity", "200")
     assert job.returncode != 0

@@ -201,6 +201,36 @@ class Layout:
         """Return the shape of a rank's block."""
         return tuple(s.stop - s.start for s in self.block(rank))
 
+    def owner(self, *index: Any) -> jax.Array:
+        """Return the rank that has an element of the global array: the first, if several have it.
+
+        Args:
+            index: for each axis of the array an integer, or an array of integers; they may be
+                traced.
+
+        Returns:
+            int32 array: the rank, or -1 for an index outside of the array, also a negative one.
+
+        Example:
+            >>> import mpi4jax.notoken as mpi4jax
+            >>> mpi4jax.Layout((6,), {0: [5, 1]}).owner([0, 4, 5, 6]).tolist()
+            [0, 0, 1, -1]
+        """
+        at = [jnp.asarray(i) for i in index]
+        if len(at) != len(self.shape) or not all(jnp.issubdtype(i.dtype, np.integer) for i in at):
+            raise TypeError(
+                f"Layout.owner: argument 'index' must be {len(self.shape)} integers, one for each "
+                f"axis of the array, got {len(at)} of {[str(i.dtype) for i in at]}"
+            )
+        ranks = np.empty([self.parts(axis) for axis in range(len(self.shape))], np.int32)
+        for part in np.ndindex(ranks.shape):
+            ranks[part] = self.rank_of(part)
+        parts = (
+            jnp.where(i < 0, n, jnp.searchsorted(jnp.array(self.ends(axis)[1:]), i, side="right"))
+            for axis, (i, n) in enumerate(zip(at, ranks.shape, strict=True))
+        )
+        return jnp.asarray(ranks).at[tuple(parts)].get(mode="fill", fill_value=-1)
+
     def of_shape(self, shape: Shape) -> Layout:
         """Return the layout of an array of another shape, on the same ranks."""
         same = zip(shape, self.shape, self.lengths, strict=True)
