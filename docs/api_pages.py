@@ -146,7 +146,7 @@ PAGES: dict[str, Page] = {
             Section(
                 "Layouts and redistribution",
                 "mpi4jax.notoken",
-                ["Layout", "redistribute"],
+                ["Layout", "redistribute", "migrate"],
                 "[Redistribution and FFTs](fft.md) has examples.",
             ),
             Section(
@@ -166,7 +166,10 @@ PAGES: dict[str, Page] = {
             Section(
                 "Checkpoints",
                 "mpi4jax.notoken",
-                ["checkpoints.save", "checkpoints.load", "checkpoints.latest", "output.append"],
+                [
+                    "checkpoints.save", "checkpoints.load", "checkpoints.latest",
+                    "checkpoints.AsyncCheckpointer", "output.append",
+                ],
                 "[Checkpoints](checkpoints.md) has examples.",
             ),
         ],

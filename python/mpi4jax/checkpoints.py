@@ -6,245 +6,92 @@ tensorstore``) and any library for zarr reads. Each rank writes and reads its ow
 
 from __future__ import annotations
 
-import contextlib
-import math
+import atexit
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
 from ._job.flush import flush
-from ._numerics import store
-from ._numerics.base import as_comm, waits_in
-from ._numerics.layout import Layout, as_layout, part_of
+from ._numerics import files, store
+from ._numerics.base import as_comm
+from ._numerics.layout import part_of
 from ._spmd.mesh import Mesh
-from .grids import Block
-from .layouts import comm_of
+from .layouts import comm_of, layouts_and_comm
 
-__all__ = ["latest", "load", "save"]
-
-Window = tuple[slice, ...]
+__all__ = ["AsyncCheckpointer", "latest", "load", "save"]
 
 
-class _Array(NamedTuple):
-    """An array of the tree, and where this rank's part of it lies in the global array.
+class _Save:
+    """A checkpoint that is being saved. All its methods are collective, except `write`."""
 
-    Attributes:
-        name: its place in the pytree.
-        leaf: what is there.
-        dtype: of what is stored.
-        layout: as in the arguments.
-        whole: shape of the global array. Along an axis that joins ranks it is this rank's length
-            until all have exchanged theirs.
-        window: this rank's block in it.
-        inner: the block in what the rank has.
-        writes: whether this rank writes the block, of which several may have a copy.
-    """
-
-    name: str
-    leaf: Any
-    dtype: str
-    layout: Any
-    whole: tuple[int, ...]
-    window: Window
-    inner: Window
-    writes: bool = True
-
-    @property
-    def written(self) -> list[int] | None:
-        """The shape of what this rank writes, None for nothing."""
-        return [s.stop - s.start for s in self.window] if self.writes else None
-
-    def along(self, length: int, start: int, stop: int) -> _Array:
-        """Return the array with another global length, and block, along the axis of `layout`."""
-        whole, window = [*self.whole], [*self.window]
-        whole[self.layout], window[self.layout] = length, slice(start, stop)
-        inner = [*self.inner]
-        inner[self.layout] = slice(0, stop - start)
-        return self._replace(whole=(*whole,), window=(*window,), inner=(*inner,))
-
-
-def _is_layout(x: Any) -> bool:
-    return x is None or isinstance(x, (int, Layout, PartitionSpec)) or hasattr(x, "layout_of")
-
-
-def _known(op: str, layouts: Any, mesh: Mesh | None, comm: Any) -> tuple[Any, MPI.Intracomm]:
-    """Layouts with shardings in place of specs, and the communicator."""
-
-    def known(layout: Any) -> Any:
-        if not isinstance(layout, PartitionSpec):
-            return layout
-        from .sharding import as_sharding  # loaded only by programs that use it
-
-        return as_sharding(op, layout, mesh)
-
-    layouts = jax.tree.map(known, layouts, is_leaf=_is_layout)
-    given = jax.tree.leaves(layouts, is_leaf=_is_layout)
-    comm = mesh.comm(mesh.axis_names) if comm is None and mesh is not None else comm
-    return layouts, comm_of(op, comm, *given)
-
-
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _data(leaf: Any) -> Any:
-    """Return the data of a leaf to store, or its shape and dtype if it has no data."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-
-
-def _arrays(op: str, tree: Any, layouts: Any, rank: int) -> list[_Array]:
-    try:
-        subtrees = jax.tree.map(
-            lambda layout, part: [layout] * len(jax.tree.leaves(part)),
-            layouts,
-            tree,
-            is_leaf=_is_layout,
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"{op}: argument 'layouts' must be a layout, or a pytree of layouts that the tree "
-            f"begins with: {error}"
-        ) from None
-    each = jax.tree.leaves(subtrees, is_leaf=_is_layout)
-    named = jax.tree.leaves_with_path(tree)
-    return [
-        _array(op, jax.tree_util.keystr(path), leaf, layout, rank)
-        for (path, leaf), layout in zip(named, each, strict=True)
-    ]
-
-
-def _array(op: str, name: str, leaf: Any, layout: Any, rank: int) -> _Array:
-    if not _is_layout(layout) or isinstance(layout, bool):
-        raise TypeError(
-            f"{op}: argument 'layouts' must have a Layout, a NamedSharding, a PartitionSpec, a "
-            "grids.Block, the number of an axis or None for array "
-            f"{name or 'x'}; got {type(layout).__name__}: {layout!r}"
-        )
-    data = _data(leaf)
-    shape, dtype = tuple(data.shape), data.dtype
-    if dtype.kind in "OSU":
-        raise TypeError(f"{op}: array {name or 'x'} has dtype {dtype}; expected numbers")
-    window = tuple(slice(0, n) for n in shape)
-    if layout is None:
-        return _Array(name, leaf, dtype.name, layout, shape, window, window, rank == 0)
-    if isinstance(layout, int):
-        axes = leaf.ndim if hasattr(leaf, "ndim") else 0
-        if not -axes <= layout < axes:
+    def __init__(self, path: Any, tree: Any, layouts: Any, keep: Any, comm: MPI.Intracomm):
+        self.path, self.keep, self.is_first = Path(path), keep, comm.Get_rank() == 0
+        if keep is not None and (keep < 1 or not self.path.name.isdecimal()):
             raise ValueError(
-                f"{op}: argument 'layouts' has axis {layout} for array {name or 'x'}; expected one "
-                f"of its {axes} axes"
+                "save: argument 'keep' must be at least 1, and 'path' must end with a number; got "
+                f"{keep} and {str(self.path)!r}"
             )
-        return _Array(name, leaf, dtype.name, layout % axes, shape, window, window)
-    writes = True
-    if isinstance(layout, Block):
-        whole, block, padded = layout.global_shape, layout.slices, layout.padded_shape
-        inner = layout.inner
-    else:
-        known = as_layout(op, "layouts", layout, sys.maxsize, shape)
-        whole, block, padded = known.shape, known.block(rank), known.block_shape(rank)
-        inner = tuple(slice(0, n) for n in padded)
-        writes = rank < known.ranks and known.place(rank)[1] == 0
-    before = max(len(shape) - len(padded), 0)
-    if shape[before:] != padded:
-        raise ValueError(
-            f"{op}: array {name or 'x'} has shape {shape}; expected {padded}, or that behind other "
-            f"axes, as {layout!r} says of rank {rank}"
+        written = files.to_write("save", tree, layouts, comm)
+        self.entries = store.entries(
+            (a.name, store.metadata(a.whole, a.dtype, block)) for a, block in written
         )
-    first = window[:before]
-    whole = (*shape[:before], *whole)
-    blocks = (*first, *block), (*first, *inner)
-    return _Array(name, leaf, dtype.name, layout, whole, *blocks, writes)
+        self.windows = [a.window for a, _ in written]
+        #: What this rank writes; None for nothing.
+        self.values = [
+            files.data_of(a.leaf)[a.inner]
+            if a.writes and all(s.stop > s.start for s in a.window)
+            else None
+            for a, _ in written
+        ]
+        begin = lambda: store.begin(self.path, self.entries) if self.is_first else None  # noqa: E731
+        self.folder = self.path
+        self.folder = self._on_all(comm, begin)[0]
 
+    def _on_all(self, comm: MPI.Intracomm, f: Callable[[], Any]) -> list[Any]:
+        try:
+            return files.on_all("save", comm, f)
+        except BaseException:
+            if self.is_first:
+                store.clean(self.path)
+            raise
 
-def _on_all(op: str, comm: MPI.Intracomm, f: Callable[[], Any]) -> list[Any]:
-    """Return the results of all ranks; if one rank raises an error, all ranks raise it."""
-    result, failed, words = None, None, None
-    try:
-        result = f()
-    except Exception as error:
-        failed, words = error, f"{type(error).__name__}: {error}"
-    with waits_in(as_comm(op, comm), f"checkpoints.{op}"):
-        found = comm.allgather((result, words))
-    if failed is not None:
-        raise failed
-    for rank, (_, words) in enumerate(found):
-        if words is not None:
-            raise OSError(f"{op}: rank {rank} has failed: {words}")
-    return [result for result, _ in found]
+    def write(self) -> None:
+        """Write this rank's blocks."""
+        started = []
+        for values, window, entry in zip(self.values, self.windows, self.entries, strict=True):
+            if values is not None:
+                array = store.open_array(self.folder / entry["directory"], entry["metadata"])
+                started.append(array.result()[window].write(values))
+        for write in started:
+            write.result()
 
+    def complete(self, comm: MPI.Intracomm, write: Callable[[], None]) -> None:
+        """Publish the checkpoint if this function has raised an error on no rank."""
 
-def _joined(op: str, arrays: list[_Array], comm: MPI.Intracomm) -> list[_Array]:
-    """Return the arrays with the lengths of all ranks, which must have the same arrays."""
+        def written() -> list[dict[int, str]]:
+            pairs = zip(self.windows, self.entries, strict=True)
+            return [store.digests(self.folder, entry, window) for window, entry in pairs]
 
-    def seen(a: _Array) -> tuple[Any, ...]:
-        joins = isinstance(a.layout, int)
-        shape = [-1 if joins and axis == a.layout else n for axis, n in enumerate(a.whole)]
-        return a.name, a.dtype, shape, a.layout if joins else None
+        def publish() -> None:
+            if self.is_first:
+                store.publish(self.folder, self.entries)
 
-    lengths = [a.whole[a.layout] if isinstance(a.layout, int) else 0 for a in arrays]
-    found = comm.allgather((lengths, [seen(a) for a in arrays]))
-    for rank, (_, other) in enumerate(found):
-        if other != found[0][1]:
-            differ = next((p for p in zip(found[0][1], other, strict=False) if p[0] != p[1]), None)
-            raise ValueError(
-                f"{op}: argument 'tree' must have the same arrays on all ranks; rank 0 has "
-                f"{len(found[0][1])} and rank {rank} has {len(other)}"
-                + (f", rank 0 {differ[0]} and rank {rank} {differ[1]}" if differ else "")
-            )
-    out = []
-    for number, a in enumerate(arrays):
-        if isinstance(a.layout, int):
-            parts = [lengths[number] for lengths, _ in found]
-            start = sum(parts[: comm.Get_rank()])
-            a = a.along(sum(parts), start, start + parts[comm.Get_rank()])
-        out.append(a)
-    return out
-
-
-def _largest_block(op: str, a: _Array, of_ranks: Sequence[list[int] | None]) -> list[int]:
-    """Return the shape of the largest block of all ranks; the blocks must make up the array."""
-    blocks = [block for block in of_ranks if block is not None]
-    covered, elements = sum(map(math.prod, blocks)), math.prod(a.whole)
-    if covered != elements:
-        raise ValueError(
-            f"{op}: argument 'layouts': the blocks of array {a.name or 'x'} have {covered} "
-            f"elements on the communicator's {len(of_ranks)} ranks; expected {elements}, as in "
-            f"shape {a.whole}"
-        )
-    return [max(axis) for axis in zip(*blocks, strict=True)]
-
-
-def _to_write(
-    op: str, tree: Any, layouts: Any, comm: MPI.Intracomm
-) -> list[tuple[_Array, list[int]]]:
-    """Return the arrays of a tree, each with the shape of the largest block of all ranks."""
-    flush()  # operations that this thread has started may be on the same communicator
-    arrays: list[_Array] = []
-    _on_all(op, comm, store.check_library)
-    _on_all(op, comm, lambda: arrays.extend(_arrays(op, tree, layouts, comm.Get_rank())))
-    arrays = _joined(op, arrays, comm)
-    blocks = zip(*comm.allgather([a.written for a in arrays]), strict=True)
-    return [(a, _largest_block(op, a, b)) for a, b in zip(arrays, blocks, strict=True)]
-
-
-@contextlib.contextmanager
-def _removed_on_error(path: Path, is_first: bool) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if is_first:
-            store.clean(path)
-        raise
+        self._on_all(comm, write)
+        found = self._on_all(comm, written)
+        for number, entry in enumerate(self.entries):
+            of_all = {k: v for rank in found for k, v in rank[number].items()}
+            entry["digests"] = [of_all[k] for k in sorted(of_all)]
+        self._on_all(comm, publish)
+        if self.keep is not None and self.is_first:
+            store.keep_newest(self.path.parent, self.keep)
 
 
 def save(
@@ -307,49 +154,143 @@ def save(
 
     See also: :func:`load`, :func:`latest`.
     """
-    layouts, comm = _known("save", layouts, mesh, comm)
-    path = Path(path)
-    is_first = comm.Get_rank() == 0
-    if keep is not None and (keep < 1 or not path.name.isdecimal()):
-        raise ValueError(
-            "save: argument 'keep' must be at least 1, and 'path' must end with a number; got "
-            f"{keep} and {str(path)!r}"
-        )
-    to_write = _to_write("save", tree, layouts, comm)
-    arrays = [a for a, _ in to_write]
-    entries = store.entries(
-        (a.name, store.metadata(a.whole, a.dtype, block)) for a, block in to_write
-    )
-    folder = path
+    layouts, comm = layouts_and_comm("save", layouts, mesh, comm)
+    this = _Save(path, tree, layouts, keep, comm)
+    this.complete(comm, this.write)
 
-    def write() -> None:
-        started = []
-        for a, entry in zip(arrays, entries, strict=True):
-            if a.writes and all(s.stop > s.start for s in a.window):
-                stored = store.open_array(folder / entry["directory"], entry["metadata"]).result()
-                started.append(stored[a.window].write(_data(a.leaf)[a.inner]))
-        for write in started:
-            write.result()
 
-    def begin() -> Path | None:
-        return store.begin(path, entries) if is_first else None
+class AsyncCheckpointer:
+    """Save checkpoints while the program goes on.
 
-    def digests() -> list[dict[int, str]]:
-        pairs = zip(arrays, entries, strict=True)
-        return [store.digests(folder, entry, a.window) for a, entry in pairs]
+    ``save`` copies the arrays to the host and returns. A thread writes them and publishes the
+    checkpoint when all ranks have written; it communicates on a duplicate of the communicator, so
+    that the program may use the communicator meanwhile. If MPI does not support
+    ``MPI_THREAD_MULTIPLE``, the thread only writes, and ``wait`` or the next ``save``
+    publishes the checkpoint.
 
-    with _removed_on_error(path, is_first):
-        folder = _on_all("save", comm, begin)[0]
-        _on_all("save", comm, write)
-        found = _on_all("save", comm, digests)
-        for number, entry in enumerate(entries):
-            of_all = {k: v for rank in found for k, v in rank[number].items()}
-            entry["digests"] = [of_all[k] for k in sorted(of_all)]
-        _on_all("save", comm, lambda: store.publish(folder, entries) if is_first else None)
-    if keep is not None and is_first:
-        for old in store.numbered(path.parent)[:-keep]:
-            with contextlib.suppress(OSError, ValueError):  # a damaged one stays
-                store.discard(old)
+    A job that ends waits for the save. End with ``wait`` or a ``with`` block nevertheless: at
+    exit, Python prints an error, but the exit status remains 0.
+
+    Example:
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> directory = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
+        >>> x = jnp.zeros(3)
+        >>> with mpi4jax.checkpoints.AsyncCheckpointer() as checkpointer:
+        ...     for step in range(1, 5):
+        ...         x = x + 1
+        ...         checkpointer.save(f"{directory}/{step}", x, keep=2)
+        >>> mpi4jax.checkpoints.latest(directory).name
+        '4'
+
+    See also: :func:`mpi4jax.checkpoints.save`, :func:`mpi4jax.checkpoints.load`.
+    """
+
+    def __init__(self) -> None:
+        self._this: _Save | None = None  # the save that is under way
+        self._thread: threading.Thread | None = None
+        self._comm = MPI.Intracomm()  # a null handle
+        self._has_threads = False
+        self._error: Exception | None = None
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        tree: Any,
+        layouts: Any = None,
+        *,
+        keep: int | None = None,
+        mesh: Mesh | None = None,
+        comm: MPI.Intracomm | None = None,
+    ) -> None:
+        """Wait for the save before, and begin another one. Collective.
+
+        The program may overwrite or donate the arrays when this returns.
+
+        Args:
+            path, tree, layouts, keep, mesh, comm: as of :func:`mpi4jax.checkpoints.save`.
+
+        Raises:
+            OSError: if a rank could not write the checkpoint before. This one is not begun.
+            Exception: as :func:`mpi4jax.checkpoints.save`, for what is found before data are
+                written.
+        """
+        self.wait()
+        layouts, comm = layouts_and_comm("save", layouts, mesh, comm)
+        this = _Save(path, tree, layouts, keep, comm)
+        this.values = [None if x is None else np.array(x) for x in this.values]
+        self._comm = comm.Dup()
+        as_comm("save", self._comm)
+        levels = comm.allgather(MPI.Query_thread())
+        self._has_threads = min(levels) >= MPI.THREAD_MULTIPLE
+        self._this, self._error = this, None
+        self._thread = threading.Thread(target=self._run, name="checkpoints.save", daemon=True)
+        atexit.register(self._at_exit)
+        self._thread.start()
+
+    def _run(self) -> None:
+        assert self._this is not None
+        try:
+            self._this.write()
+        except Exception as error:
+            self._error = error
+        if self._has_threads:
+            self._complete()
+
+    def _complete(self) -> None:
+        """Publish what all ranks have written, or let all ranks have the error of one."""
+        assert self._this is not None
+        failed = self._error
+
+        def write() -> None:
+            if failed is not None:
+                raise failed
+
+        try:
+            if self._has_threads:
+                all_have_written = self._comm.Ibarrier()
+                while not all_have_written.Test():
+                    time.sleep(0.01)  # leaves the core to the program
+            self._this.complete(self._comm, write)
+        except Exception as error:
+            self._error = error
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is complete. Collective.
+
+        Raises:
+            OSError: on all ranks, if a rank could not write. The previous checkpoint stays.
+        """
+        if self._thread is None:
+            return
+        self._thread.join()
+        if not self._has_threads:
+            self._complete()
+        self._comm.Free()
+        self._ended()
+
+    def _at_exit(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            if not self._has_threads:
+                self._complete()
+            self._ended()
+
+    def _ended(self) -> None:
+        atexit.unregister(self._at_exit)
+        self._this = self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> AsyncCheckpointer:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.wait()
 
 
 def latest(directory: str | os.PathLike[str], *, comm: MPI.Intracomm | None = None) -> Path | None:
@@ -375,7 +316,7 @@ def latest(directory: str | os.PathLike[str], *, comm: MPI.Intracomm | None = No
     def found() -> list[Path]:
         return store.numbered(Path(directory)) if comm.Get_rank() == 0 else []
 
-    return next(reversed(_on_all("latest", comm, found)[0]), None)
+    return next(reversed(files.on_all("latest", comm, found)[0]), None)
 
 
 def load(
@@ -420,18 +361,18 @@ def load(
 
     See also: :func:`save`.
     """
-    layouts, comm = _known("load", layouts, mesh, comm)
+    layouts, comm = layouts_and_comm("load", layouts, mesh, comm)
     flush()
     path = Path(path)
     rank, size = comm.Get_rank(), comm.Get_size()
-    _on_all("load", comm, store.check_library)
-    index = _on_all("load", comm, lambda: store.read_index(path) if rank == 0 else None)[0]
+    files.on_all("load", comm, store.check_library)
+    index = files.on_all("load", comm, lambda: store.read_index(path) if rank == 0 else None)[0]
     if index is None:
         raise FileNotFoundError(f"load: there is no complete checkpoint {path}")
     leaves = []
 
     def read() -> None:
-        arrays = _arrays("load", like, layouts, rank)
+        arrays = files.arrays_of("load", like, layouts, rank)
         names = [entry["name"] for entry in index["arrays"]]
         if names != [a.name for a in arrays]:
             raise ValueError(
@@ -450,20 +391,20 @@ def load(
                 )
             leaves.append(_restored(a, store.read(path / index["folder"], entry, a.window)))
 
-    _on_all("load", comm, read)
+    files.on_all("load", comm, read)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def _restored(a: _Array, block: np.ndarray[Any, Any]) -> Any:
+def _restored(a: files.Array, block: np.ndarray[Any, Any]) -> Any:
     """Return a leaf with the values of its block."""
     leaf = a.leaf
-    data = _data(leaf)
-    if isinstance(a.layout, Block) and block.shape != data.shape:
+    data = files.data_of(leaf)
+    if hasattr(a.layout, "padded_shape") and block.shape != data.shape:
         has_values = isinstance(data, np.ndarray)
         around = np.array(data) if has_values else np.zeros(data.shape, data.dtype)
         around[a.inner] = block
         block = around
-    if _is_key(leaf):
+    if files.is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(block), impl=jax.random.key_impl(leaf))
     if isinstance(leaf, (bool, int, float, complex)):
         return type(leaf)(block.item())

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ._numerics import records, store
+from ._numerics import files, records, store
 from ._spmd.mesh import Mesh
-from .checkpoints import _data, _known, _on_all, _to_write
+from .layouts import layouts_and_comm
 
 __all__ = ["append"]
 
@@ -72,14 +72,14 @@ def append(
 
     See also: :func:`mpi4jax.checkpoints.save`.
     """
-    layouts, comm = _known("append", layouts, mesh, comm)
+    layouts, comm = layouts_and_comm("append", layouts, mesh, comm)
     path, is_first = Path(path), comm.Get_rank() == 0
-    to_write = _to_write("append", dict(tree), layouts, comm)
+    written = files.to_write("append", dict(tree), layouts, comm)
     given = {records.TIME: records.time_axis()}
 
     def begin() -> tuple[dict[str, Any], int] | None:
         """Return the metadata of the store with the new record, and the number of the record."""
-        for name, (a, block) in zip(sorted(tree), to_write, strict=True):
+        for name, (a, block) in zip(sorted(tree), written, strict=True):
             names = [*dims.get(name, ())]
             if len(names) != len(a.whole):
                 raise ValueError(
@@ -99,10 +99,10 @@ def append(
         number = records.before(path, stored[records.TIME], time)
         return records.with_records(stored, number + 1), number
 
-    metas, number = _on_all("append", comm, begin)[0]
+    metas, number = files.on_all("append", comm, begin)[0]
     windows: dict[str, Any] = {records.TIME: ((), np.asarray(time), is_first)}
-    for name, (a, _) in zip(sorted(tree), to_write, strict=True):
-        windows[name] = a.window, _data(a.leaf)[a.inner], a.writes
+    for name, (a, _) in zip(sorted(tree), written, strict=True):
+        windows[name] = a.window, files.data_of(a.leaf)[a.inner], a.writes
 
     def write() -> None:
         started = []
@@ -114,5 +114,5 @@ def append(
         for each in started:
             each.result()
 
-    _on_all("append", comm, write)
-    _on_all("append", comm, lambda: records.publish(path, metas) if is_first else None)
+    files.on_all("append", comm, write)
+    files.on_all("append", comm, lambda: records.publish(path, metas) if is_first else None)

@@ -5,6 +5,9 @@ import pytest
 PROGRAM = """
 import os, signal, sys
 import jax.numpy as jnp
+import mpi4py
+if "serialized" in sys.argv:
+    mpi4py.rc.thread_level = "serialized"
 from mpi4py import MPI
 import mpi4jax
 from mpi4jax import checkpoints
@@ -30,41 +33,56 @@ if kill.endswith("the index") and rank == 0:
 if kill.endswith("a block is begun") and rank == 1:
     store.open_array = killed(store.open_array)
 
+is_async = "async" in sys.argv
+checkpointer = checkpoints.AsyncCheckpointer()
+save = checkpointer.save if is_async else checkpoints.save
 try:
     state = checkpoints.load("state", state, layouts)
 except FileNotFoundError:
     pass
 print(f"begins with {state['step']}", flush=True)
 while state["step"] < last:
+    if state["step"] + 1 == last:
+        checkpointer.wait()
     state = {"step": state["step"] + 1, "x": state["x"] + 1}
-    checkpoints.save("state", state, layouts)
+    save("state", state, layouts)
+if is_async and kill != "never":
+    checkpointer.wait()
 x = MPI.COMM_WORLD.allgather(bool((state["x"] == state["step"] + 1).all()))
 print(f"ends with {state['step']}", *x, flush=True)
 """
 
 
 @pytest.mark.parametrize(
-    "kill, step",
+    "kill, step, how",
     [
-        ("before the index", 1),
-        ("before the index", 3),
-        ("after the index", 3),
-        ("before a block is begun", 1),
-        ("after a block is begun", 3),
+        ("before the index", 1, []),
+        ("before the index", 3, []),
+        ("after the index", 3, []),
+        ("before a block is begun", 1, []),
+        ("after a block is begun", 3, []),
+        ("before the index", 3, ["async"]),
+        ("after a block is begun", 1, ["async"]),
+        ("after a block is begun", 3, ["async", "serialized"]),
+        ("after the index", 3, ["async", "serialized"]),
     ],
 )
-def test_a_job_is_killed_while_it_writes(mpirun, tmp_path, kill, step):
+def test_a_job_is_killed_while_it_writes(mpirun, tmp_path, kill, step, how):
     """The checkpoint is the one before, or, when the index names it, the new one."""
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
-    job = mpirun(2, file, step, kill)
+    job = mpirun(2, file, step, kill, *how)
     assert job.returncode != 0
     assert "begins with 0" in job.stdout
     assert "ends" not in job.stdout
     found = step if kill == "after the index" else step - 1
     assert (tmp_path / "state" / "index.json").exists() == (found > 0)
-    job = mpirun(3, file, 5, "never")
+    job = mpirun(3, file, 5, "never", *how)
     assert job.returncode == 0, job.stdout + job.stderr
     assert job.stdout.count(f"begins with {found}") == 3
     assert job.stdout.count("ends with 5 True True True") == 3
     assert sorted(p.name for p in tmp_path.iterdir()) == ["program.py", "state"]
+    assert not (tmp_path / "state" / "unfinished.json").exists(), "the end waits for the save"
+    if how:
+        job = mpirun(2, file, 5, "never")
+        assert job.stdout.count("begins with 5") == 2, job.stdout + job.stderr

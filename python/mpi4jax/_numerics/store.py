@@ -259,6 +259,13 @@ def discard(path: Path) -> None:
         clean(path)
 
 
+def keep_newest(directory: Path, number: int) -> None:
+    """Remove all but the newest of the numbered checkpoints."""
+    for old in numbered(directory)[:-number]:
+        with contextlib.suppress(OSError, ValueError):  # a damaged one stays
+            discard(old)
+
+
 def _remove(folder: Path, arrays: list[Json]) -> None:
     files = [folder / "zarr.json"]
     for a in arrays:
