@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
 from ._functions.pvary import pvary
-from ._numerics.base import as_array, check_whole, current, manual, names_of, taken
+from ._numerics.base import as_array, check_whole, current, manual, mentioned, names_of, taken
 from ._numerics.layout import Layout, Pieces, Shape
 from ._spmd.mesh import Mesh
 from ._spmd.shard_map import shard_map as _of_blocks
@@ -86,7 +86,7 @@ class NamedSharding:
                 "NamedSharding: argument 'spec' must be a jax.sharding.PartitionSpec, got "
                 f"{type(spec).__name__}: {spec!r}"
             )
-        names = [name for entry in spec for name in names_of(entry)]
+        names = mentioned(spec)
         if not set(names) <= set(mesh.axis_names) or len(set(names)) < len(names):
             raise ValueError(
                 f"NamedSharding: argument 'spec' must name different axes of {mesh!r}, got {spec}"
@@ -165,12 +165,8 @@ class NamedSharding:
 
     def _axes(self, is_used: bool) -> tuple[str, ...]:
         """Return the axes of the mesh, of more than one rank, that `spec` names, or the others."""
-        names = {name for entry in self.spec for name in names_of(entry)}
-        return tuple(
-            name
-            for name in self.mesh.axis_names
-            if self.mesh.shape[name] > 1 and (name in names) == is_used
-        )
+        names, sizes = mentioned(self.spec), self.mesh.shape.items()
+        return tuple(name for name, n in sizes if n > 1 and (name in names) == is_used)
 
     def cut(self, x: Any, root: int | None = None) -> jax.Array:
         """Return this rank's block of a global array: :func:`cut` of one array."""
@@ -221,10 +217,8 @@ class NamedSharding:
 
     def _rank(self, axes: Sequence[str], at: dict[str, int]) -> int:
         """Return the rank in ``mesh.comm(axes)`` of the one at these coordinates."""
-        rank = 0
-        for name in axes:
-            rank = rank * self.mesh.shape[name] + at[name]
-        return rank
+        sizes = [self.mesh.shape[name] for name in axes]
+        return int(np.ravel_multi_index([at[name] for name in axes], sizes))
 
 
 def is_sharding(x: Any) -> bool:

@@ -70,6 +70,22 @@ def test_a_whole_array_for_a_block_is_a_warning(name, how):
     for text in words:
         assert f"argument [1]['a'] of {f'{name} {how}'.replace(' ', '_')!r}" in text
         assert f"mpi4jax.sharding.cut(x, {ROWS}" in text
+        assert "warnings.filterwarnings('ignore', message='shard_map: argument')" in text
+
+
+@pytest.mark.parametrize("how", ["eager", "jit"])
+def test_equal_copies_of_many_parameters_are_one_warning(how):
+    """As at the start of local SGD."""
+    mesh, copies = mpi4jax.Mesh(comm=COMM), [jnp.arange(2.0) + k for k in range(8)]
+    mean = lambda ws: lax.pmean(jax.tree.map(jnp.sum, ws), "i")
+    mean.__name__ = f"mean of copies, {how}"
+    f = WAYS[how](mpi4jax.shard_map(mean, mesh=mesh, in_specs=ROWS, out_specs=P()))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            f(copies)
+            COMM.Barrier()
+    assert sum("same array" in str(w.message) for w in seen) == (R == 0)
 
 
 def test_blocks_of_whole_arrays_are_no_warning():

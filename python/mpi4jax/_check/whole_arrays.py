@@ -41,23 +41,30 @@ class Block(NamedTuple):
     """An argument that should be a block, or the same array on all ranks.
 
     Attributes:
-        key: the function and the argument, equal on all ranks.
+        function: the function, equal on all ranks; there is one warning for each.
+        argument: its argument.
         words: what the warning says.
         comm: a communicator for these hashes alone.
         ranks: the ranks of ``comm`` that have the blocks of the array.
         is_whole: whether they should have the same array.
     """
 
-    key: str
+    function: str
+    argument: str
     words: str
     comm: MPI.Intracomm
     ranks: tuple[int, ...]
     is_whole: bool = False
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.function, self.argument
+
 
 _noted: dict[int, tuple[Any, Block]] = {}  # by the ids of variables
-_known: dict[tuple[int, str], dict[int, bytes]] = {}  # hashes, by communicator and key
-_expected: dict[tuple[int, str], Block] = {}  # where this rank is the first
+_known: dict[tuple[int, Any], dict[int, bytes]] = {}  # hashes, by communicator and key
+_expected: dict[tuple[int, Any], Block] = {}  # where this rank is the first
+_warned: set[str] = set()  # functions
 _sent: list[MPI.Request] = []
 
 
@@ -125,7 +132,9 @@ def look(called: Sequence[Block] = ()) -> None:
         for key, block in list(_expected.items()):
             if len(_known[key]) == len(block.ranks):
                 del _expected[key]
-                if (len(set(_known[key].values())) == 1) != block.is_whole:
+                is_same = len(set(_known[key].values())) == 1
+                if is_same != block.is_whole and block.function not in _warned:
+                    _warned.add(block.function)
                     compat.warn(block.words)
         if time.monotonic() > until or not any(of in new for _, of in _expected):
             return

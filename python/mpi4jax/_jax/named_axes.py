@@ -7,7 +7,7 @@ checks; `rewriting.py` puts other collectives in the place of these.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,8 +20,6 @@ from jax.sharding import AbstractMesh, AxisType
 from . import compat
 
 shard_map_p = compat.shard_map_p
-
-Collective = Callable[..., Sequence[Any]]  # (params, operands) -> results
 
 
 def abstract_mesh(shapes: tuple[int, ...], names: tuple[str, ...]) -> AbstractMesh:
@@ -47,11 +45,6 @@ def axes_of(params: dict[str, Any]) -> tuple[Any, ...]:
     found = params.get("axes", params.get("axis_name", ()))
     found = found if isinstance(found, (tuple, list, frozenset, set)) else (found,)
     return tuple(name for name in found if isinstance(name, str))
-
-
-def specs_of(params: dict[str, Any], side: str) -> Sequence[Any]:
-    """Return the specs of the operands (``in``) or results (``out``) of a `shard_map` equation."""
-    return params[f"{side}_specs"]
 
 
 @contextlib.contextmanager

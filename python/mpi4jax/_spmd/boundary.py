@@ -84,10 +84,12 @@ def note_blocks(mesh: Mesh, name: str, text: str, args: Any, specs: Sequence[Any
                 f"on all {len(ranks)} ranks along {_list(over)}, but its spec {spec} means that "
                 "each rank passes its own block. If these are whole arrays, pass "
                 f"mpi4jax.sharding.cut(x, {spec}, mesh=mesh) instead, or use "
-                f"mpi4jax.sharding.shard_map, which takes whole arrays"
+                "mpi4jax.sharding.shard_map, which takes whole arrays. If blocks are equal on "
+                "purpose, warnings.filterwarnings('ignore', message='shard_map: argument') "
+                "silences this"
             )
-            key = text + jax.tree_util.keystr(path)
-            whole_arrays.note(x, whole_arrays.Block(key, words, mesh._hashes, ranks))
+            argument = jax.tree_util.keystr(path)
+            whole_arrays.note(x, whole_arrays.Block(text, argument, words, mesh._hashes, ranks))
 
 
 def check_whole(mesh: Any, name: str, args: Any) -> None:
@@ -100,12 +102,13 @@ def check_whole(mesh: Any, name: str, args: Any) -> None:
     assert_replicated(mesh, every, f"shard_map of {name!r}", "arguments", args, specs)
     if not compares() or mesh.size == 1:
         return
-    text = boundary_of(name, args, specs)
+    text, ranks = f"whole {boundary_of(name, args, specs)}", tuple(range(mesh.size))
     for path, x in paths:
+        argument = jax.tree_util.keystr(path)
         words = (
-            f"shard_map: argument {jax.tree_util.keystr(path)} of {name!r} is not the same array "
-            "on all ranks, but mpi4jax.sharding.shard_map takes whole arrays, and cuts them. If "
-            "each rank passes its own block, call mpi4jax.shard_map, which takes blocks"
+            f"sharding.shard_map: argument {argument} of {name!r} is not the same array on all "
+            "ranks, but this function takes whole arrays, and cuts them. If each rank passes its "
+            "own block, call mpi4jax.shard_map, which takes blocks"
         )
-        key, ranks = f"whole {text}{jax.tree_util.keystr(path)}", tuple(range(mesh.size))
-        whole_arrays.note(x, whole_arrays.Block(key, words, mesh._hashes, ranks, is_whole=True))
+        block = whole_arrays.Block(text, argument, words, mesh._hashes, ranks, is_whole=True)
+        whole_arrays.note(x, block)

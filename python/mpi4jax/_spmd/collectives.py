@@ -165,18 +165,14 @@ _CASTS = [
 ]
 
 
-_STARTED = (
-    *("reduce_scatter", "all_to_all", "ppermute", "pbroadcast"),
-    *("unreduced_psum", "unreduced_reduce_scatter"),
-)
+SUMS = ("psum", "psum_invariant", "unreduced_psum")
+EXTREMA = ("pmax", "pmin", "unreduced_pmax", "unreduced_pmin")
+GATHERS = ("all_gather", "all_gather_invariant", "all_gather_reduced")
+SCATTERS = ("reduce_scatter", "unreduced_reduce_scatter")
 
 # Those that take many operands, which then are one message; and whether they communicate.
 MANY = {
-    **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin", "unreduced_psum"), True),
-    **dict.fromkeys(
-        ("unreduced_pmax", "unreduced_pmin", "all_gather", "all_gather_invariant"), True
-    ),
-    **dict.fromkeys(("all_gather_reduced", "reduce_scatter", "unreduced_reduce_scatter"), True),
+    **dict.fromkeys((*SUMS, *EXTREMA, *GATHERS, *SCATTERS), True),
     **dict.fromkeys(("pvary", "preduced"), False),
 }
 LOCAL = frozenset({"pvary", "preduced", "axis_index", *_CASTS})
@@ -192,30 +188,23 @@ class Collectives:
     def table(self) -> dict[str, Callable[[Params, list[Any]], Sequence[Any]]]:
         """Return the table, by the names of JAX's primitives."""
         found: Params = {
-            "psum": functools.partial(self.reduced, SUM),
-            "psum_invariant": functools.partial(self.reduced, SUM),
-            "pmax": functools.partial(self.reduced, MAX),
-            "pmin": functools.partial(self.reduced, MIN),
-            "pvary": self.pvary,
+            **dict.fromkeys(SUMS, functools.partial(self.reduced, SUM)),
+            **{n: functools.partial(self.reduced, MAX if "max" in n else MIN) for n in EXTREMA},
+            **dict.fromkeys(GATHERS, self.all_gather),
+            **dict.fromkeys(SCATTERS, self.reduce_scatter),
+            **dict.fromkeys(("pvary", "preduced"), self.pvary),
+            **dict.fromkeys(_CASTS, lambda p, xs: xs),
+            "all_gather_invariant": self.all_gather_invariant,
             "pbroadcast": self.pbroadcast,
             "pbroadcast_dynamic": self.pbroadcast_dynamic,
-            "all_gather": self.all_gather,
-            "all_gather_invariant": self.all_gather_invariant,
-            "reduce_scatter": self.reduce_scatter,
             "all_to_all": self.all_to_all,
             "ppermute": self.ppermute,
             "ragged_all_to_all": self.ragged_all_to_all,
             "axis_index": self.axis_index,
-            "preduced": self.pvary,
-            "all_gather_reduced": self.all_gather,
-            "unreduced_psum": functools.partial(self.reduced, SUM),
-            "unreduced_pmax": functools.partial(self.reduced, MAX),
-            "unreduced_pmin": functools.partial(self.reduced, MIN),
-            "unreduced_reduce_scatter": self.reduce_scatter,
-            **dict.fromkeys(_CASTS, lambda p, xs: xs),
         }
         # An asynchronous collective is the collective itself, complete where it starts.
-        for name in ("psum", "psum_invariant", "all_gather", "all_gather_reduced", *_STARTED):
+        others = ("all_gather", "all_gather_reduced", "all_to_all", "ppermute", "pbroadcast")
+        for name in (*SUMS, *SCATTERS, *others):
             found |= {f"{name}_start": found[name], f"{name}_done": lambda p, xs: xs}
         return {name: of_all_ranks(f, self.boundary) for name, f in found.items()}
 

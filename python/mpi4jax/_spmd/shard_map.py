@@ -201,7 +201,7 @@ def _evaluate(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any)
     functools.update_wrapper(traced, f)
     closed, tree = named_axes.trace_shard_map(traced, whole, mesh=mesh._abstract, **how)
     eqn = next(e for e in closed.jaxpr.eqns if e.primitive is named_axes.shard_map_p)
-    out_specs = named_axes.specs_of(eqn.params, "out")
+    out_specs = eqn.params["out_specs"]
     note_blocks(mesh, name, text, args, specs)
     if evaluation is None:
         assert_same("constants", closed.consts, [PartitionSpec()] * len(closed.consts))
@@ -250,12 +250,10 @@ class _World:
         def step(eqn: Any, ins: list[Any]) -> list[Any]:
             if eqn.primitive is not named_axes.shard_map_p:
                 return compat.bind_with(eqn.primitive, eqn.params, ins)
-            in_specs = named_axes.specs_of(eqn.params, "in")
+            in_specs = eqn.params["in_specs"]
             ins = [self.collectives.enter(x, s) for x, s in zip(ins, in_specs, strict=True)]
             body = self.rewriter.function(ClosedJaxpr(eqn.params["jaxpr"], ()))
-            return self.left(
-                named_axes.specs_of(eqn.params, "out"), rewriting.call(body, name, ins)
-            )
+            return self.left(eqn.params["out_specs"], rewriting.call(body, name, ins))
 
         return compat.evaluate(closed.jaxpr, closed.consts, args, step)
 
@@ -315,9 +313,9 @@ def _nested(
                 (y,) = collectives.all_gather_invariant(how, [y])
         return y
 
-    ins = [cut(x, s) for x, s in zip(ins, named_axes.specs_of(p, "in"), strict=True)]
+    ins = [cut(x, s) for x, s in zip(ins, p["in_specs"], strict=True)]
     outs = rewriter.run(p["jaxpr"], (), ins)
-    return [joined(y, s) for y, s in zip(outs, named_axes.specs_of(p, "out"), strict=True)]
+    return [joined(y, s) for y, s in zip(outs, p["out_specs"], strict=True)]
 
 
 def _whole_arrays(mesh: Mesh, specs: Any, args: Any) -> tuple[list[Any], Any]:
