@@ -9,13 +9,15 @@ Ghost cells are exchanged. Exit handlers, registered before or after the import,
 Threads of a C library call Python back, which communicates. Trees are reduced.
 Each rank has settings of its own, which mean the same.
 Operations are started, and waited for later or never (random_started.py). Around them, servers are
-asked, pipes are full, ranks are traced, and mpi4py communicates (random_outside.py).
+asked, pipes are full, ranks are traced, and mpi4py communicates (random_outside.py). On two hosts,
+the network is out of order for a time, or forever (random_network.py).
 """
 
 import random
 from dataclasses import dataclass, field
 
 import c_threads
+import random_network
 import random_outside
 import random_started
 from random_faults import DIFFERENT_SETTINGS, FAULTS, SAYS, STARTED
@@ -55,7 +57,8 @@ def at_exit():
         world.Abort(1)
 """
 PRELUDE += 'LIBRARY = os.environ.get("CALLS_LATER")\n' + c_threads.PRELUDE
-PRELUDE += random_started.PRELUDE + random_outside.PRELUDE + "def main():\n"
+PRELUDE += random_started.PRELUDE + random_outside.PRELUDE + random_network.PRELUDE
+PRELUDE += "def main():\n"
 ENDING = """
 main()
 for y, expected in pending: check(y, expected)
@@ -115,7 +118,10 @@ class Job:
             text = (
                 r"can never complete: rank {rank} has finished|ranks? [-, \d]+ (?:is|are) finished"
             )
-        if name == "takes communicators in another order" and (freed or not self.tells_apart):
+        # Where numbers are shifted, a collective looks like an earlier one of another rank.
+        is_unsure = {"receives from each other": self.is_mixed}
+        is_unsure["takes communicators in another order"] = freed or not self.tells_apart
+        if is_unsure.get(name):
             text = "deadlock|has not completed"
         return text.format(rank=rank, line=line, value=self.setting)
 
@@ -129,27 +135,35 @@ class Job:
             self.lines.append(f"if rank in {tuple(ranks)}: {what}")
 
 
-class Maker(random_started.Starts, random_outside.Outside):
+class Maker(random_started.Starts, random_outside.Outside, random_network.Network):
     """Makes a job, step by step."""
 
-    def __init__(self, seed: int, fault: bool):
-        self.random, self.fault = random.Random(seed), fault
+    def __init__(self, seed: int, fault: bool, two_hosts: bool = False):
+        self.random, self.fault, self.two_hosts = random.Random(seed), fault, two_hosts
         self.job = Job(seed, self.random.choice([2, 3, 3, 4, 5] if seed % 3 else [2, 3]))
         everybody = list(range(self.job.size))
         self.alive, self.comms, self.count = everybody, [Comm("world", everybody)], 0
         self.under_way: list[random_started.Started] = []
         self.late = [r for r in everybody if self.random.random() < 0.15]
         # Who has another setting than the others, which all of them can know.
-        self.other = self.random.choice(everybody) if fault and seed % 12 == 1 else None
-        if self.other is not None:
+        differs = fault and not two_hosts and seed % 12 == 1
+        self.other = self.random.choice(everybody) if differs else None
+        if self.other is not None or (two_hosts and (fault or self.random.random() < 0.7)):
             self.late = []
         # Those that never do take part in what mpi4py alone can do.
         self.never = [r for r in self.late if not fault and self.random.random() < 0.4]
         self.imports([r for r in everybody if r not in self.late])
-        for _ in range(self.random.randint(2, 6) if fault else self.random.randint(6, 12)):
+        steps = self.random.randint(2, 6) if fault else self.random.randint(6, 12)
+        if two_hosts:
+            self.link()
+        for step in range(steps):
+            if two_hosts and not fault and step == steps // 3:
+                self.outage()
             self.random.choice(STEPS)(self)
         self.imports([r for r in self.late if r in self.alive and r not in self.never])
-        if fault:
+        if fault and two_hosts:
+            self.cut()
+        elif fault:
             self.inject()
         else:
             self.finish(lambda _: True)
@@ -399,7 +413,10 @@ class Maker(random_started.Starts, random_outside.Outside):
                 "jax.jit(lambda x: io_callback(np.sin, x, x, ordered=True))(mine(0))",
             ]
         )
-        self.job.add([self.random.choice(self.alive)], what)
+        rank = self.random.choice(self.alive)
+        # JAX warns of a fork, on standard error.
+        if what != "fork()" or rank not in self.job.mute:
+            self.job.add([rank], what)
 
     def end(self) -> None:
         may_leave = [r for r in self.alive if r != self.other]

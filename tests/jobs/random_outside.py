@@ -77,7 +77,8 @@ class Outside:
 
     def mute(self):
         """Nobody reads what a rank says, and the pipe is full."""
-        if not self.job.mute:
+        # The line about an outage that lasts is in no report.
+        if not self.job.mute and not (self.two_hosts and self.fault):
             self.job.mute = [self.random.choice(self.alive)]
             self.job.add(self.job.mute, "fill_stderr()")
 
@@ -108,7 +109,8 @@ class Outside:
         n = len(comm.ranks)
         some = sorted(self.random.sample(range(n), self.random.randint(1, n)))
         everybody = list(range(n))
-        kinds = [(kind, everybody) for kind in COPIES] + [(f"among({{0}}, {some})", some)]
+        copies = [kind for kind in COPIES if "SHARED" not in kind or not self.two_hosts]
+        kinds = [(kind, everybody) for kind in copies] + [(f"among({{0}}, {some})", some)]
         return kinds + [("merged({0})", everybody)] * (n > 1)
 
 
