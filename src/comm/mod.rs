@@ -100,7 +100,7 @@ pub struct Comm {
     shared_id: u64,
     message_key: u64,
     /// The next and the previous rank on the same board: the rank in `MPI_COMM_WORLD` plus one, and the place of its cell.
-    pub neighbours: [(AtomicI32, AtomicU32); 2],
+    pub neighbors: [(AtomicI32, AtomicU32); 2],
     words: Entry,
     freed: AtomicBool,
     /// MPI destroys it when nothing that MPI counts uses it any more; see [`CommGuard`].
@@ -152,7 +152,7 @@ impl Comm {
             cell: board::own().claim().unwrap_or_else(|| Box::leak(Box::default())),
             shared_id: 0,
             message_key: 0,
-            neighbours: Default::default(),
+            neighbors: Default::default(),
             words: Entry::default(),
             freed: AtomicBool::new(false),
             is_counted: false,

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use super::origin::UNKNOWN;
 use super::{Comm, calling, hash};
-use crate::board::slot::FREED;
+use crate::board::slot::{FREED, MIXED};
 use crate::error::Cause;
 use crate::finalize;
 use crate::sync::lock;
@@ -53,12 +54,18 @@ pub fn register(mut comm: Comm) -> Arc<Comm> {
         Some(_) => registry.remove(&comm.key),
         None => None,
     };
-    while registry.live.values().any(|other| other.id == comm.id) {
+    let mut alike = Vec::new();
+    while let Some(other) = registry.live.values().find(|other| other.id == comm.id) {
+        alike.push(other.cell());
         comm.id = hash(comm.id);
     }
     let earlier =
         registry.past.iter().filter(|(_, id, _)| *id == comm.id).map(|(_, _, generation)| *generation);
     comm.generation = earlier.max().map_or(1, |last| last + 1);
+    // Other ranks may have used another one of the same name and members first, or none before.
+    if comm.origin == UNKNOWN && (comm.generation > 1 || !alike.is_empty()) {
+        alike.iter().chain([&comm.cell()]).for_each(|cell| cell.set(MIXED));
+    }
     (comm.shared_id, comm.message_key) = (comm.find_shared_id(), comm.comm_id().key());
     let (cell, id) = (comm.cell(), comm.comm_id());
     for (place, number) in [(&cell.class, id.class), (&cell.origin, id.origin), (&cell.name, id.name)] {
