@@ -81,7 +81,7 @@ unsafe extern "C" fn finalizes(_: MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_
 /// would end with a status of its own: there, the end of the process has to do.
 pub fn abort(code: i32) {
     if any_thread_may_call() && (is_open_mpi() || !is_ending()) {
-        // SAFETY: MPI is initialised, and any thread may call it.
+        // SAFETY: MPI is initialized, and any thread may call it.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
     }
 }

@@ -162,7 +162,7 @@ def report(dumps: dict[int, Dump]) -> str:
     for rank, dump in sorted(dumps.items()):
         lines.append(f"last operations of rank {rank} ({dump['host']}, process {dump['pid']}):")
         for record in dump["records"][-5:]:
-            ago = dump["time"] - record["started"]
+            ago = max(0.0, dump["time"] - record["started"])
             lines.append(
                 f"  {record['text']}: {record['state']}, started {ago:.3f} s before the last"
             )

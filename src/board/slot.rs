@@ -1,4 +1,4 @@
-//! What a rank has on the board: plain numbers, which it writes with plain stores, and a ring of words.
+//! The slot of a rank on the board: numbers, which the rank writes with plain stores, and a ring of words.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Mutex;
@@ -51,7 +51,7 @@ pub struct Raw {
 }
 
 pub const FAILED: u64 = 1;
-/// A non-blocking operation that has not been waited for.
+/// A nonblocking operation that has not been waited for.
 pub const PENDING: u64 = 2;
 
 /// The collectives of a communicator.
@@ -106,7 +106,7 @@ pub struct Peer {
     pub prints: [[AtomicU64; 3]; MESSAGES],
 }
 
-/// Words that change as a whole.
+/// Words that change atomically.
 #[repr(C)]
 pub struct Words<const N: usize> {
     /// Odd while they are written.

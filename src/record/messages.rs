@@ -1,4 +1,4 @@
-//! Messages: how many there were between two ranks, and whether the two ends of one have the same type.
+//! Messages: the number of messages between two ranks, and whether the two ends of a message have the same type.
 //!
 //! The sender leaves prints of its last messages on the board. The receiver looks there for those that may be the message it has
 //! got: of its tag, its length, and a sample of its bytes. If there are some, and none has its type, the ends differ.
@@ -14,7 +14,7 @@ use crate::mpilib::Tag;
 use crate::ops::{Buffer, Class, Dtype};
 use crate::sync::lock;
 
-/// How many bytes of a message are looked at, at each end of it.
+/// How many bytes at the beginning and at the end of a message are hashed.
 const SAMPLE: usize = 64;
 
 /// The ends of a message that differ.
@@ -44,8 +44,7 @@ fn take() -> Option<Difference> {
     lock(&FOUND).take()
 }
 
-/// What the bits of a message mean: those of a signed integer are mostly those of an unsigned one, and those of a complex
-/// number are those of two real ones.
+/// The interpretation of the bits of a message. Signed and unsigned integers count as one, and a complex number as two real ones.
 fn meaning(dtype: Dtype) -> u64 {
     let (kind, size) = match dtype.class() {
         Class::Bool | Class::Integer | Class::Narrow => (1, dtype.size()),
@@ -56,8 +55,8 @@ fn meaning(dtype: Dtype) -> u64 {
     kind << 8 | size as u64
 }
 
-/// What a message is known by at both ends; 0: it is not compared. Zeros have the same value in every data type, and what has 8
-/// bits per element is what programs send anything as.
+/// A hash by which both ends recognize a message; 0: the message is not compared. Zeros have the same value in every dtype, and
+/// programs send arbitrary data as elements of 8 bits.
 fn key(buffer: &Buffer, tag: i32) -> u64 {
     let length = buffer.bytes();
     if buffer.count() == 0 || buffer.dtype().size() == 1 {

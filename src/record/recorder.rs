@@ -66,7 +66,7 @@ pub struct Record {
     /// Equal to `started` while the operation runs.
     pub ended: u64,
     pub state: RecordState,
-    /// A non-blocking operation that has not been waited for.
+    /// A nonblocking operation that has not been waited for.
     pub is_pending: bool,
 }
 
@@ -145,7 +145,7 @@ pub fn begin_wait(of: &Plain, site: &Site, line: &str) -> Running {
     Running { raw, cell: None, sequence: of.number.into(), failed: false, is_kept: AtomicBool::new(false) }
 }
 
-/// Writes a record where the last one has ended.
+/// Writes a record in the next place whose operation has ended.
 #[inline(always)]
 fn claim(slot: &'static Slot, plain: &Plain) -> Option<&'static Raw> {
     for _ in 0..RECORDS {

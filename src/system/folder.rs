@@ -1,7 +1,7 @@
-//! Directories that this user alone can look into.
+//! Directories that only this user can access.
 //!
-//! They are made in places where others write too, such as the temporary directory. What others may have put in their place is
-//! refused. What is in them is only this user's, and is reached by its path.
+//! They are made in places where others write too, such as the temporary directory. A link, or a directory of another user, in
+//! their place is refused.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -13,7 +13,7 @@ fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Makes a directory of this user's alone, unless it is there. The user chooses what it is in.
+/// Makes a directory that only this user can access, unless there is one.
 pub fn make_one(path: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
@@ -33,7 +33,7 @@ pub fn make_one(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The same of a directory in a directory, both this user's alone.
+/// The same for a directory and the directory that it is in.
 pub fn make(path: &Path) -> io::Result<()> {
     if let Some(outer) = path.parent() {
         outer.parent().map_or(Ok(()), fs::create_dir_all)?;
@@ -42,7 +42,7 @@ pub fn make(path: &Path) -> io::Result<()> {
     make_one(path)
 }
 
-/// Writes a file, which is whole when others see it, in a directory that is made as by `make`.
+/// Writes a file atomically, in a directory that `make` makes.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     path.parent().map_or(Ok(()), make)?;
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));

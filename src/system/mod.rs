@@ -1,5 +1,4 @@
-//! What the operating system knows of this process and others: private directories, processes, their launcher, signals, and
-//! the processor time of threads.
+//! The operating system: private directories, processes, signals, and the processor time of threads.
 
 #[cfg(target_os = "linux")]
 #[path = "linux.rs"]
@@ -34,7 +33,7 @@ pub fn this_thread() -> i32 {
     0
 }
 
-/// Seconds of a clock that all processes of this machine share, and that does not stop.
+/// Seconds of a monotonic clock that all processes of this machine share.
 pub fn now() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64

@@ -1,6 +1,4 @@
-//! Processes, identified by more than their numbers.
-//!
-//! Numbers are used again, and containers with the same host name count their processes separately.
+//! Processes, identified by their number and the time of their start, because numbers are used again.
 
 use std::time::{Duration, SystemTime};
 

@@ -33,7 +33,7 @@ pub fn end_by(signal: c_int) {
     let _ = low_level::emulate_default_handler(signal);
 }
 
-/// What the watchdog's thread waits at.
+/// The number that the watchdog's thread waits at.
 static BELL: OnceLock<&AtomicU32> = OnceLock::new();
 /// The signals that have come, a bit each.
 static COME: AtomicU64 = AtomicU64::new(0);
@@ -50,7 +50,7 @@ pub fn wake() {
     }
 }
 
-/// Wakes who waits at a bell, in whichever process.
+/// Wakes the thread that waits at a bell, in any process.
 pub fn ring(bell: &AtomicU32) {
     bell.fetch_add(1, Ordering::Release);
     os::wake(bell);

@@ -1,7 +1,7 @@
-//! Comparison of what the ranks call, before they run it: every collective of every communicator with those of two neighbours on the
-//! host, by its number; and with `MPI4JAX_CHECK=1` by a small allreduce of a fingerprint on the same communicator, which is exact.
+//! Comparison of what the ranks call, before they run it: every collective of every communicator with those of two neighbors on the
+//! host, by its number. [`exact`](super::exact) compares all ranks.
 //!
-//! A rank notes what it is about to do, and only then looks at its neighbours: of two ranks that differ, one at least sees it, and
+//! A rank notes what it is about to do, and only then looks at its neighbors: of two ranks that differ, one at least sees it, and
 //! holds its operation. On the default communicator, which this package alone uses, that ends the job. On another one, a rank may
 //! take part through mpi4py, which shifts its numbers: there a difference is certain if all members stay in collectives that
 //! differ. Otherwise there is a line, and the job goes on.
@@ -11,15 +11,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mpi::ffi;
-
+use super::between::Between;
 use super::{end, settings, watchdog};
 use crate::board::slot::{MIXED, Print, THREADS};
 use crate::board::{Cell, Once, Slot, board, mix, own};
 use crate::call::{Call, Phase, Site};
-use crate::comm::{Comm, Comparison};
+use crate::comm::{self, Comm, CommId};
 use crate::error::{Cause, Error};
-use crate::mpilib::check;
 use crate::ops::{Dtype, Forms, Op, Reduction};
 use crate::output::print;
 use crate::record::messages::{self, Difference};
@@ -29,31 +27,31 @@ use crate::record::recorder::{self, Record, Running};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CheckLevel {
     Off,
-    /// With neighbours on the host.
+    /// Collectives are compared with those of two neighbors on the host.
     #[default]
-    Neighbours,
-    /// Of collectives, all ranks.
+    Neighbors,
+    /// Collectives of all ranks are compared before they run.
     Operations,
 }
 
 /// The job's exit status where ranks did different things.
 pub const DIFFERENT: i32 = 1;
-/// For how long an operation is held that differs: on the default communicator, where it may turn out that several threads use it;
-/// and on another one, for a decision.
+/// For how long an operation that differs is held: on the default communicator, until it is clear that no second thread uses the
+/// communicator; on another communicator, until all members have had time to come.
 const HOLD: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(3)];
 const PAUSE: Duration = Duration::from_millis(10);
 
 static CHECK: OnceLock<CheckLevel> = OnceLock::new();
-/// The program has the default communicator too.
+/// The program has asked for the default communicator, and may use it through mpi4py.
 static SHARED: AtomicBool = AtomicBool::new(false);
 
-/// Decides for the life of the process what is compared. 0: nothing; 1: collectives, of all ranks; else those of neighbours.
+/// Sets, once for this process, what is compared. 0: nothing; 1: the collectives of all ranks; else those of neighbors.
 #[cfg_attr(feature = "python", pyo3::pyfunction)]
 pub fn set_check(level: u8) {
     let _ = CHECK.set(match level {
         0 => CheckLevel::Off,
         1 => CheckLevel::Operations,
-        _ => CheckLevel::Neighbours,
+        _ => CheckLevel::Neighbors,
     });
 }
 
@@ -75,7 +73,7 @@ fn is_ours(comm: &Comm) -> bool {
 
 // ---- What is compared
 
-/// Of a site: what has to be equal in each of its calls, and the form of its messages.
+/// The hash of what must be equal on all ranks in each call of a site, and the form of its messages.
 fn base(site: &Site) -> (u64, u64) {
     let mut hasher = DefaultHasher::new();
     // XLA packs ghost cells on some ranks, and the core does on others.
@@ -95,7 +93,7 @@ fn base(site: &Site) -> (u64, u64) {
     (hasher.finish(), messages::form(site))
 }
 
-/// What has to be equal on all ranks in a call of so many elements, and the form of its message.
+/// The hash of what must be equal on all ranks in a call of `count` elements, and the form of its message.
 #[inline]
 pub fn print_of(call: &Call, count: usize) -> (u64, u64) {
     let site = call.site;
@@ -111,12 +109,12 @@ pub fn print_of(call: &Call, count: usize) -> (u64, u64) {
     (mix(base ^ dtype << 56 ^ others, count), messages::with_words(site, form))
 }
 
-// ---- With neighbours
+// ---- With neighbors
 
 /// A rank on the same board, and its cell of a communicator.
 #[inline]
-fn neighbour(comm: &Comm, which: usize, number: u64) -> Option<(i32, &'static Cell)> {
-    let (rank, place) = &comm.neighbours[which];
+fn neighbor(comm: &Comm, which: usize, number: u64) -> Option<(i32, &'static Cell)> {
+    let (rank, place) = &comm.neighbors[which];
     let known = rank.load(Ordering::Relaxed) - 1;
     if known >= 0
         && let Some(cell) = board().slot(known)?.cells.get(place.load(Ordering::Relaxed) as usize)
@@ -124,22 +122,22 @@ fn neighbour(comm: &Comm, which: usize, number: u64) -> Option<(i32, &'static Ce
     {
         return Some((known, cell));
     }
-    // Of a rank that is not here, or has not used the communicator, this finds out nothing.
-    if number.is_power_of_two() || number % 64 == 0 { find_neighbour(comm, which) } else { None }
+    // A rank may come, or use the communicator for the first time, later: it is looked for at some of the calls.
+    if number.is_power_of_two() || number % 64 == 0 { find_neighbor(comm, which) } else { None }
 }
 
 #[cold]
-fn find_neighbour(comm: &Comm, which: usize) -> Option<(i32, &'static Cell)> {
+fn find_neighbor(comm: &Comm, which: usize) -> Option<(i32, &'static Cell)> {
     let step = |distance| if which == 0 { comm.rank + distance } else { comm.rank - distance + comm.size };
     let mut around = (1..comm.size).filter_map(|distance| comm.world_rank(step(distance) % comm.size));
     let rank = around.find(|&rank| board().slot(rank).is_some())?;
     let place = of_rank(comm, rank)?;
-    comm.neighbours[which].1.store(place as u32, Ordering::Relaxed);
-    comm.neighbours[which].0.store(rank + 1, Ordering::Relaxed);
+    comm.neighbors[which].1.store(place as u32, Ordering::Relaxed);
+    comm.neighbors[which].0.store(rank + 1, Ordering::Relaxed);
     Some((rank, &board().slot(rank)?.cells[place]))
 }
 
-/// The place of a rank's cell of a communicator. Where the ranks may know communicators by different origins, there is none.
+/// The index of a rank's cell of a communicator. `None` if the two ranks may have counted different duplicates of `MPI_COMM_WORLD`.
 fn of_rank(comm: &Comm, rank: i32) -> Option<usize> {
     let slot = board().slot(rank)?;
     let copies = |slot: &Slot| slot.copies.load(Ordering::Relaxed);
@@ -158,14 +156,15 @@ pub fn before(call: &Call, running: &Running) -> Result<(), Error> {
     }
     let Some(ours) = own.print(number) else { return Ok(()) };
     for which in 0..2 {
-        if let Some((rank, cell)) = neighbour(comm, which, number) {
+        if let Some((rank, cell)) = neighbor(comm, which, number) {
             check_print(call, running, &ours, (rank, cell))?;
         }
     }
     Ok(())
 }
 
-/// It has run: what needs the data of one rank alone has not waited for the others.
+/// A collective has run. One that needs the data of its root alone may have run before the root noted it, and is compared with the
+/// root's now.
 #[inline]
 pub fn after(call: &Call, running: &Running) -> Result<(), Error> {
     let site = call.site;
@@ -237,8 +236,8 @@ fn hold(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> Result<()
     }
 }
 
-/// Whether two ranks exchange the rows of different plans, and no collective before differed. Then mpi4py has shifted no numbers: it
-/// exchanges rows of no plan.
+/// Whether two ranks exchange the rows of different plans, and no earlier collective differed. Then mpi4py has not shifted the
+/// numbers, because mpi4py exchanges no rows of plans.
 fn is_other_plan(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> bool {
     let before = running.sequence() - 1;
     let chain = |cell: &Cell| cell.print(before).map(|it| it.chain);
@@ -260,7 +259,7 @@ fn is_certain(call: &Call, running: &Running, rank: i32) -> bool {
     both.iter().all(|it| it.as_ref().is_some_and(waits_for_all)) || are_alike(call, running, rank)
 }
 
-/// Whether all members are here, and in collectives on the communicator.
+/// Whether all members are on this host, and each is in a collective on the communicator.
 fn are_all_in(comm: &Comm) -> bool {
     let is_in = |cell: &Cell| cell.running.load(Ordering::Acquire) > 0;
     comm.world
@@ -270,10 +269,14 @@ fn are_all_in(comm: &Comm) -> bool {
 
 /// The record of another rank's collective of this number.
 fn its_record(call: &Call, running: &Running, rank: i32) -> Option<Record> {
-    let comm = &*call.site.comm;
+    record_of(rank, running.sequence(), call.site.comm.comm_id())
+}
+
+/// The record of a rank's collective of this number on a communicator.
+fn record_of(rank: i32, number: u64, comm: CommId) -> Option<Record> {
     let is_it = |record: &Record| {
-        record.sequence == running.sequence()
-            && record.id() == comm.comm_id()
+        record.sequence == number
+            && record.id() == comm
             && record.op.row().is_collective()
             && record.phase != Phase::Wait
     };
@@ -292,7 +295,7 @@ fn are_alike(call: &Call, running: &Running, rank: i32) -> bool {
     own.is_some() && own.map(of) == its.map(of)
 }
 
-/// What another rank's collective of this number belongs to.
+/// The plan or equation that another rank's collective of this number belongs to, in words.
 fn its_belongs_to(call: &Call, running: &Running, rank: i32) -> String {
     let comm = &*call.site.comm;
     let words = board().slot(rank).and_then(|slot| {
@@ -302,7 +305,7 @@ fn its_belongs_to(call: &Call, running: &Running, rank: i32) -> String {
     words.map_or_else(String::new, |words| Forms::found_in(&words).to_owned())
 }
 
-/// What two ranks do, a line each.
+/// The operations of this rank and of another one, in words.
 fn texts(call: &Call, running: &Running, rank: i32) -> [(i32, String); 2] {
     let comm = &*call.site.comm;
     let own = running.record().map_or_else(String::new, |record| with_widths(call, &record));
@@ -327,7 +330,7 @@ const WHY_MIXED: &str = "ranks may also use the communicator through mpi4py, so 
 const WHY_FORM: &str =
     "leaves of different names or shapes have the same bytes and may be confused, so the job goes on";
 
-/// The operations of two ranks differ: of the ranks that find it, one says it and ends the job.
+/// The operations of two ranks differ. Of the ranks that find it, one prints the report and aborts the job.
 #[cold]
 fn different(call: &Call, running: &Running, rank: i32) -> Result<(), Error> {
     let texts = texts(call, running, rank);
@@ -336,7 +339,7 @@ fn different(call: &Call, running: &Running, rank: i32) -> Result<(), Error> {
     Err(call.site.error(Cause::Mismatch { report }))
 }
 
-/// Ends the job for a difference between these ranks, unless another rank does. Returns if nothing ends it.
+/// Aborts the job for a difference between these ranks, unless another rank does. Returns if nothing has ended the job.
 pub fn end_different(report: &str, ranks: &[i32]) {
     if board().is_first_to(Once::Differs) {
         let exceptions = watchdog::exceptions(ranks);
@@ -344,6 +347,20 @@ pub fn end_different(report: &str, ranks: &[i32]) {
         end::end_job(DIFFERENT);
     }
     std::thread::sleep(Duration::from_secs(10));
+}
+
+/// The collectives of this number differ between a rank of this host and one of another, which does this, as far as is known.
+pub fn between_hosts(found: &Between, other: &str) {
+    let Some(cell) = board().slot(found.near).and_then(|slot| slot.cell(found.comm)) else { return };
+    let record = record_of(found.near, found.number, CommId::of_cell(cell));
+    let near = record.map_or_else(|| format!("collective #{}", found.number), |record| record.to_string());
+    let texts = [(found.near, near), (found.far, other.to_owned())];
+    if comm::is_default(CommId::of_cell(cell).class) && !SHARED.load(Ordering::Relaxed) {
+        let report = format!("the operations of the ranks do not match {OFF}{}", listed(&texts));
+        end_different(&report, &[found.near]);
+    } else {
+        say_doubt(&texts, WHY_MIXED);
+    }
 }
 
 fn say_doubt(texts: &[(i32, String)], why: &str) {
@@ -383,118 +400,9 @@ pub fn message(found: &Difference) {
     }
 }
 
-// ---- Of all ranks, with MPI4JAX_CHECK=1
-
-/// Compares a collective with those that the other ranks are about to call.
-pub fn compare_all(call: &Call, running: &Running) -> Result<(), Error> {
-    let Some(record) = running.record() else { return Ok(()) };
-    collective(call, &record).map_err(|cause| call.site.error(cause))
-}
-
-/// The fingerprint of an operation and of what its message is made of.
-fn fingerprint(call: &Call, record: &Record) -> u64 {
-    let (print, _) = print_of(call, record.count as usize);
-    let dtype = record.dtype.map(Dtype::xla_code);
-    crate::comm::hash((print, dtype, record.sequence, &call.site.forms.sent))
-}
-
-fn collective(call: &Call, record: &Record) -> Result<(), Cause> {
-    if !call.site.comm.agrees(fingerprint(call, record))? {
-        return disagree(call, record);
-    }
-    // All ranks are at the same operation.
-    let Some([sent, expected]) = call.site.counts() else { return Ok(()) };
-    let told = told(call, &sent)?;
-    let differs = (0..).zip(told.iter().zip(&expected)).find(|(_, (sent, expected))| sent != expected);
-    differs.map_or(Ok(()), |(source_rank, (&sent, &expected))| {
-        Err(Cause::Parts { source_rank, received: sent as usize, expected: expected as usize })
-    })
-}
-
-/// What each rank sends to this one, where this one sends so much to each.
-fn told(call: &Call, sent: &[u64]) -> Result<Vec<u64>, Cause> {
-    let mut to_me = vec![0; sent.len()];
-    // SAFETY: a registered communicator, which is not freed, and an integer for and from each of its ranks.
-    unsafe {
-        let (n, t, comm) = (1, ffi::RSMPI_UINT64_T, call.site.comm.handle());
-        let code = ffi::MPI_Alltoall(sent.as_ptr().cast(), n, t, to_me.as_mut_ptr().cast(), n, t, comm);
-        check("MPI_Alltoall of counts", code)?;
-    }
-    Ok(to_me)
-}
-
 /// A record, with the ghost cells of a halo exchange: `..., widths 1+1 and 2+0`.
-fn with_widths(call: &Call, record: &Record) -> String {
+pub fn with_widths(call: &Call, record: &Record) -> String {
     let Some(widths) = call.site.widths() else { return record.to_string() };
     let widths = widths.iter().map(|width| format!("{}+{}", width.low, width.high));
     format!("{record}, widths {}", widths.collect::<Vec<_>>().join(" and "))
-}
-
-/// Posts the description of a collective that is started, to be compared in its wait; waits for no other rank.
-pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> {
-    let comm = &call.site.comm;
-    if check_level() != CheckLevel::Operations || !call.site.op.row().is_collective() {
-        return Ok(None);
-    }
-    let Some(record) = running.record() else { return Ok(None) };
-    let mut words = with_widths(call, &record);
-    if !call.site.forms.sent.is_empty() {
-        words += &format!(", of {}", call.site.forms.sent);
-    }
-    words += &call.site.forms.belongs_to();
-    let asked = Comparison::start(comm, fingerprint(call, &record), &words);
-    asked.map(Some).map_err(|cause| call.site.error(cause))
-}
-
-/// Gathers the descriptions of different operations into an error, the same on all ranks.
-#[cold]
-fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
-    let comm = &call.site.comm;
-    let words = with_widths(call, record);
-    let belong = comm.all_texts(&call.site.forms.belongs_to())?;
-    let mut lines = comm.all_texts(&words)?;
-    if belong.iter().any(|one| *one != belong[0]) {
-        lines = lines.iter().zip(belong).map(|(line, one)| line.to_owned() + &one).collect();
-    } else if lines.iter().all(|line| *line == lines[0]) {
-        lines = comm.all_texts(&format!("{words}, of {}", call.site.forms.sent))?;
-    }
-    Err(mismatch(comm, &lines))
-}
-
-/// The error of ranks whose operations have these descriptions.
-#[cold]
-pub fn mismatch(comm: &Comm, lines: &[String]) -> Cause {
-    if comm.rank != 0 {
-        // Rank 0 reports for all, and ends the job.
-        std::thread::sleep(Duration::from_secs(2));
-    }
-    Cause::Mismatch { report: disagreement(lines, &comm.world) }
-}
-
-/// What most ranks do is expected, anything else is not.
-fn disagreement(lines: &[String], world: &[i32]) -> String {
-    let votes = |line: &String| lines.iter().filter(|other| *other == line).count();
-    // Of equally many, the lowest rank's.
-    let expected = lines.iter().rev().max_by_key(|line| votes(line)).cloned().unwrap_or_default();
-    let mut report = "the operations of the ranks do not match, before they run (MPI4JAX_CHECK)".to_owned();
-    for (rank, line) in lines.iter().enumerate() {
-        let word = if *line == expected { "expected" } else { "actual  " };
-        report += &format!("\n  {word} rank {}: {line}", world.get(rank).copied().unwrap_or(rank as i32));
-    }
-    report
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_majority_is_expected() {
-        let lines = ["allreduce #1", "barrier #1", "allreduce #1"].map(String::from);
-        let report = disagreement(&lines, &[4, 5, 6]);
-        assert!(report.contains("expected rank 4: allreduce #1"), "{report}");
-        assert!(report.contains("actual   rank 5: barrier #1"), "{report}");
-        let report = disagreement(&lines[..2], &[0, 1]);
-        assert!(report.contains("expected rank 0"), "{report}");
-    }
 }

@@ -1,8 +1,7 @@
-//! What is done about ranks that wait: a pure function of observations, without clock, files, MPI or processes, that returns an
-//! action.
+//! What is done about ranks that wait: a pure function, which uses no clock, file, MPI or process, and returns an action.
 //!
-//! A job is ended for what is [certain](super::verdict), when it has been stuck for a time, and for limits of the user's. While a
-//! debugger is attached to a rank, or one is stopped, nothing is ended.
+//! A job is aborted for what is [certain](super::verdict), after it has been stuck for a time, and for time limits of the user. While
+//! a debugger is attached to a rank, or a rank is stopped, no job is aborted.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,9 +12,9 @@ use super::verdict::{Verdict, Why};
 /// For how long a wait lasts before it is judged, and for how long a certain reason has to hold.
 const JUDGE_AFTER: f64 = 1.0;
 const PATIENCE: f64 = 4.0;
-/// For how long a job is stuck before that is said.
+/// For how long a job is stuck before a line says so.
 const WARN_AFTER: f64 = 10.0;
-/// Waits of other ranks are younger than the one that a line is about, but by no more than this part of their age.
+/// A line about one wait stands for waits of other ranks too that are younger by less than this part of their age.
 const SPREAD: f64 = 0.2;
 
 #[derive(Clone, Debug)]
@@ -28,12 +27,12 @@ pub struct Settings {
     pub deadlock_after: f64,
 }
 
-/// What earlier decisions leave for later ones.
+/// What is remembered from earlier decisions.
 #[derive(Clone, Debug)]
 pub struct Memory {
     /// Since when there has been a certain reason.
     certain: HashMap<Key, f64>,
-    /// What the ranks do while they are stuck, since when, and whether that has been said.
+    /// The signature of the ranks while they are stuck, since when they have been, and whether a line has said so.
     stuck: Option<(u64, f64, bool)>,
     /// When a line about a long wait was printed.
     line_at: f64,
@@ -63,13 +62,13 @@ impl Memory {
 pub enum Action {
     /// Prints what a wait waits for.
     Line(Key),
-    /// Says that the job looks stuck, and is ended in so many seconds (infinity: it is not).
+    /// Prints that the job looks stuck, and in how many seconds it is aborted (infinity: never).
     Stuck(Key, Why, f64),
     /// Reports a wait that can never complete, and ends the job.
     End(Key, Why),
 }
 
-/// What the ranks do, as a number that changes where one of them goes on.
+/// A hash of what the ranks do, which changes when a rank makes progress.
 fn signature(world: &World) -> u64 {
     let mut hasher = DefaultHasher::new();
     for (rank, it) in world {
@@ -84,7 +83,7 @@ fn waits(world: &World) -> impl Iterator<Item = (Key, &Wait)> {
     world.iter().flat_map(|(&rank, it)| it.waits.iter().map(move |wait| ((rank, wait.id), wait)))
 }
 
-/// The action, if there is to be one. The waits' ages and `now` are of one clock.
+/// The action, if there is one. `now` and the ages of the waits are of one clock.
 pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: f64) -> Option<Action> {
     let is_halted = world.values().any(|it| it.is_halted);
     let oldest = waits(world).map(|(_, wait)| wait.seconds).fold(0.0, f64::max);
@@ -100,7 +99,7 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: f64)
         .or_else(|| line(world, memory, settings, now))
 }
 
-/// One wait is enough. Since when there has been a reason, is written down for all waits.
+/// Aborts the job for a wait that has had a certain reason for `PATIENCE` seconds. Remembers since when each wait has had one.
 fn certain(world: &World, verdict: &Verdict, memory: &mut Memory, now: f64) -> Option<Action> {
     let mut found = HashMap::new();
     let mut action = None;
@@ -149,7 +148,7 @@ fn stuck(
     None
 }
 
-/// A line about the oldest of the waits that are due.
+/// Prints a line about the oldest wait for which a line is due.
 fn line(world: &World, memory: &mut Memory, settings: &Settings, now: f64) -> Option<Action> {
     // Ages at which a line is printed: `report_after`, twice as much, and so on.
     let unit = settings.report_after;

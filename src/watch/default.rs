@@ -23,12 +23,12 @@ use crate::mpilib::{any_thread_may_call, check, create_group, handle_value, is_r
 use crate::sync::lock;
 
 const NAME: &str = "mpi4jax.default";
-/// How it is made: of all ranks, or not at all.
+/// How the default communicator is made: as a clone of `MPI_COMM_WORLD`, or not at all.
 const CLONE: u32 = 1;
 const WORLD: u32 = 2;
 /// No other library uses this tag for what it makes of groups.
 const TAG: i32 = 0x6d70;
-/// How often a rank looks whether the others have come, at most and at least.
+/// The shortest and the longest interval at which a rank looks whether the others have come.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(25)];
 
 /// The handle, once it is made.
@@ -85,7 +85,7 @@ fn have_all_come(watchdog: &Watchdog) -> bool {
     board().here().count() == watchdog.settings.size as usize
 }
 
-/// Takes part in the making. Of all ranks `together`, in the order of what the program does, or each when it can.
+/// Takes part in making the communicator: `together` with all ranks, in program order, or when this rank can.
 fn join(together: bool) -> Result<usize, Cause> {
     let mut made = lock(&MADE);
     if let Some(made) = *made {
@@ -115,7 +115,7 @@ fn join(together: bool) -> Result<usize, Cause> {
     Ok(new)
 }
 
-/// Another rank may need it: takes part in a thread, unless this rank has.
+/// Takes part in a thread if another rank needs the communicator, unless this rank already has.
 pub fn serve(watchdog: &'static Watchdog) {
     static SERVES: AtomicBool = AtomicBool::new(false);
     let is_wanted =

@@ -1,4 +1,4 @@
-//! Questions and answers between hosts. Nothing here waits, or depends on how messages travel.
+//! Questions and answers between hosts. Nothing here waits, or depends on how messages are sent.
 //!
 //! A question takes one message to each host and one back, however many ranks a host has: ranks with equal states are one part
 //! of the answer.
@@ -56,12 +56,12 @@ impl Message {
     }
 }
 
-/// The questions and answers of a host. Without hosts, questions reach no rank.
+/// The questions and answers of a host.
 #[derive(Debug, Default)]
 pub struct Mail {
     /// The ranks of each host, in the order of their lowest ones.
     hosts: Vec<Ranks>,
-    /// The place of this host among them.
+    /// The index of this host in `hosts`.
     own: usize,
     /// Messages to be sent, each with the rank that it is for.
     pub outbox: Vec<(i32, Message)>,
@@ -86,7 +86,7 @@ impl Mail {
         self.hosts.len() > 1
     }
 
-    /// Whether this rank answers for its host: its first one does, and the second where the first is gone.
+    /// Whether this rank answers for its host: the first rank of a host does, and the second one if the first is gone.
     pub fn answers_for_host(&self, rank: i32) -> bool {
         self.hosts.get(self.own).is_some_and(|host| host.iter().take(2).any(|it| it == rank))
     }
@@ -100,7 +100,7 @@ impl Mail {
         self.hosts.iter().enumerate().filter(|(host, _)| *host != self.own).map(|(_, ranks)| ranks)
     }
 
-    /// Asks the other hosts. A later question makes an earlier one void.
+    /// Asks the other hosts. Answers to an earlier question are ignored from now on.
     pub fn ask(&mut self, question: &Question) {
         self.asked = Some(question.clone());
         self.answers.clear();

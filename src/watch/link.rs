@@ -1,7 +1,7 @@
-//! Messages between hosts, through MPI, where it lets any thread call it at any time.
+//! Messages between hosts, through MPI with `MPI_THREAD_MULTIPLE`.
 //!
-//! They travel on a communicator of their own, made together with the default one, and a thread of its own carries them, which
-//! never waits for another rank: if MPI blocks it all the same, only the link is lost. [`Mail`] decides what is sent, and handles
+//! They are sent on a communicator of their own, made together with the default one, by a thread of their own, which never waits
+//! for another rank. If MPI blocks this thread nevertheless, only the link is lost. [`Mail`] decides what is sent, and handles
 //! what arrives. Jobs of one host have no link: its ranks see one board.
 
 use std::ffi::c_int;
@@ -20,11 +20,11 @@ use crate::mpilib::{any_thread_may_call, check, handle, handle_value};
 use crate::sync::lock;
 use crate::system::signal::wake;
 
-/// How often a rank that answers for its host looks for messages, and how often while there are some.
+/// How often a rank that answers for its host polls for messages, and how often after a message has arrived.
 const PERIODS: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(50)];
 /// For how long after a message more are expected.
 const EXPECTS: Duration = Duration::from_secs(10);
-/// How often the end of the other ranks is looked for, at most and at least.
+/// The shortest and the longest interval at which a rank that ends looks whether the other ranks have ended.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
 const TAG: c_int = 0;
 
@@ -37,12 +37,12 @@ static ANSWERS: AtomicBool = AtomicBool::new(false);
 /// Locked by the thread that calls MPI for the link.
 static ENDPOINT: Mutex<Option<Endpoint>> = Mutex::new(None);
 
-/// What this host and the others ask each other and answer.
+/// The questions and answers of this host and the others.
 pub fn mail() -> MutexGuard<'static, Mail> {
     lock(&MAIL)
 }
 
-/// Changes that, and sends what there is to be sent then.
+/// Changes the questions and answers, and wakes the thread that sends them.
 pub fn post(change: impl FnOnce(&mut Mail)) {
     change(&mut mail());
     CHANGED.notify_all();
@@ -61,7 +61,7 @@ struct Transfer {
     from: Option<i32>,
 }
 
-/// What of MPI's belongs to the link.
+/// The communicator of the link, and its messages under way.
 struct Endpoint {
     /// A communicator of ours, never freed: it is needed until `MPI_Finalize`.
     comm: usize,

@@ -1,7 +1,7 @@
 //! What is done here where an operation begins, and where it ends.
 
 use super::compare::{self, CheckLevel, check_level};
-use super::settings;
+use super::{exact, settings};
 use crate::call::{Call, Phase, Site};
 use crate::error::Error;
 use crate::record::messages;
@@ -25,10 +25,10 @@ pub fn begin(call: &Call, running: &Running) -> Result<(), Error> {
     }
     match level {
         CheckLevel::Off => Ok(()),
-        CheckLevel::Neighbours => compare::before(call, running),
+        CheckLevel::Neighbors => compare::before(call, running),
         // What is started is asked about by `ask`, and judged in the wait.
         CheckLevel::Operations if call.site.phase == Phase::Start => Ok(()),
-        CheckLevel::Operations => compare::compare_all(call, running),
+        CheckLevel::Operations => exact::compare_all(call, running),
     }
 }
 
@@ -40,7 +40,7 @@ pub fn end(call: &Call, running: &Running) -> Result<(), Error> {
         return Ok(());
     }
     if row.is_collective() {
-        return if check_level() == CheckLevel::Neighbours { compare::after(call, running) } else { Ok(()) };
+        return if check_level() == CheckLevel::Neighbors { compare::after(call, running) } else { Ok(()) };
     }
     if call.site.phase != Phase::Start {
         end_message(call.site, call.envelope.dest);

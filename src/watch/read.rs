@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::between;
 use super::python::Place;
 use super::state::{Need, Peer, RankStatus, State, Wait, WaitId, World};
 use crate::board::ranks::Ranks;
@@ -156,6 +157,7 @@ pub fn status(slot: &Slot, with_last: bool) -> RankStatus {
         copies: slot.copies.load(Ordering::Relaxed),
         counts: cells().map(|cell| (id(cell), number(cell))).collect(),
         forgotten: slot.lost_number.load(Ordering::Relaxed),
+        noted: between::noted(slot),
         messages: messages.collect(),
         others: [&slot.lost_sent, &slot.lost_received].map(|it| it.load(Ordering::Relaxed)),
         seconds: last.last().map_or(0.0, |record| clock::seconds_since(record.ended)),

@@ -153,7 +153,7 @@ impl Facts<'_> {
         Some(line + "; the job continues (MPI4JAX_TIMEOUT=seconds would abort it)\n")
     }
 
-    /// The warning about a job that is stuck, which is aborted in so many seconds.
+    /// The warning about a job that is stuck, which is aborted in `left` seconds.
     pub fn stuck_line(&self, key: Key, why: &Why, left: f64) -> String {
         let what = match why {
             Why::Stuck(_) => cycle_text(self.world, key.0),
@@ -170,7 +170,7 @@ impl Facts<'_> {
         format!("r{} | mpi4jax: this looks like a deadlock: {what}{hint}; {ends}\n", key.0)
     }
 
-    /// What is easily overlooked where a rank waits for a message that no rank is about to send.
+    /// A frequent mistake that explains why no rank is about to send the message that a rank waits for.
     fn hint(&self, (rank, id): Key) -> Option<&'static str> {
         let wait = wait_of(self.world, (rank, id))?;
         if self.size == 1 && matches!(wait.need, Need::Message { .. }) {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::groups::ranks_in_words;
 use crate::board::ranks::{Ranks, grouped};
@@ -78,18 +79,25 @@ fn known(ranks: impl Iterator<Item = i32>) -> Vec<(i32, (Shared, String))> {
     ranks.filter_map(of).collect()
 }
 
-/// In which settings these ranks of this host differ, in words. None: in none, as far as is known.
+/// In which settings these ranks of this host differ, in words. `None`: in none, as far as is known. Different builds are said.
 pub fn difference_among(ranks: impl Iterator<Item = i32>) -> Option<String> {
-    let shared = known(ranks).into_iter().map(|(rank, (shared, _))| (rank, shared));
-    difference(&shared.collect::<Vec<_>>())
+    let known = known(ranks);
+    say_builds(&builds(&known));
+    difference(&known.into_iter().map(|(rank, (shared, _))| (rank, shared)).collect::<Vec<_>>())
 }
 
-/// Whether ranks of this host run different builds of this package, which is said once.
+fn builds(known: &[(i32, (Shared, String))]) -> Vec<(String, Ranks)> {
+    grouped(known.iter().map(|(rank, (_, build))| (build.clone(), *rank)))
+}
+
+/// Ranks of other hosts run other builds of this package.
+static OTHERS_DIFFER: AtomicBool = AtomicBool::new(false);
+
+/// Whether ranks run different builds of this package, as far as is known, which is said once.
 pub fn builds_differ() -> bool {
-    let known = known(board().here().map(|(rank, _)| rank));
-    let groups = grouped(known.into_iter().map(|(rank, (_, build))| (build, rank)));
+    let groups = builds(&known(board().here().map(|(rank, _)| rank)));
     say_builds(&groups);
-    groups.len() > 1
+    groups.len() > 1 || OTHERS_DIFFER.load(Ordering::Relaxed)
 }
 
 fn say_builds(groups: &[(String, Ranks)]) {
@@ -116,6 +124,7 @@ pub fn compare_all(settings: &Settings) -> Result<(), Cause> {
     let all: Vec<(Shared, String)> =
         all.iter().map(|text| serde_json::from_slice(text).unwrap_or_default()).collect();
     let builds = grouped((0..).zip(&all).map(|(rank, (_, build))| (build.clone(), rank)));
+    OTHERS_DIFFER.store(builds.len() > 1, Ordering::Relaxed);
     if settings.rank == 0 {
         say_builds(&builds);
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::between::Noted;
 use crate::board::ranks::Ranks;
 use crate::comm::CommId;
 use crate::comm::origin::{ONLY_ONE, UNKNOWN};
@@ -94,6 +95,8 @@ pub struct RankStatus {
     /// been forgotten, at most.
     pub counts: Vec<(CommId, u64)>,
     pub forgotten: u64,
+    /// What its last collectives are compared by with those of other hosts.
+    pub noted: Vec<Noted>,
     pub messages: Vec<Messages>,
     /// Messages sent and received that are not among these.
     pub others: [u64; 2],

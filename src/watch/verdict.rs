@@ -16,13 +16,13 @@ const MOST: usize = 64;
 /// Why a wait is reported.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Why {
-    /// It has waited longer than the user allows, or a library has failed; see [`Wait::late`].
+    /// The wait exceeds the time limit, or a library has failed; see [`Wait::late`].
     Late,
     /// This rank has died.
     Gone(i32),
-    /// This rank has finished; all others that could help have too, if there is none.
+    /// This rank has finished; `None`: all ranks that could complete the wait have.
     Finished(Option<i32>),
-    /// These are missing, and no rank goes on.
+    /// These ranks are missing, and no rank makes progress.
     Stuck(Vec<i32>),
 }
 
@@ -56,7 +56,8 @@ pub struct Verdict<'a> {
     /// Ranks that have not ended, and those of them that send.
     alive: Vec<i32>,
     senders: Vec<i32>,
-    /// Who is missing in each collective and call, and why that is certain to stay so: found out once.
+    /// For each collective and call, the ranks that are missing, and why it can certainly never complete. Computed once for all that
+    /// wait in it.
     missing: HashMap<Shared<'a>, (Vec<i32>, Option<Why>)>,
     /// How many messages of a pair of ranks on a communicator were received.
     received: HashMap<(u64, i32, i32), u64>,
@@ -85,7 +86,7 @@ impl<'a> Verdict<'a> {
         verdict
     }
 
-    /// The members that have not come, and have not done it by other means. One that has begun it, or a later one, may have.
+    /// The members that have not come. A member that has begun this collective or a later one has come.
     fn missing_of(&self, wait: &Wait) -> Vec<i32> {
         let has_come = |member: i32| {
             let died_in = |it: &RankStatus| it.state == State::Gone && it.started.contains(&wait.need);
@@ -116,7 +117,7 @@ impl<'a> Verdict<'a> {
         from.map(|end| (end, false)).into_iter().chain(to.map(|end| (end, true)))
     }
 
-    /// Whether a rank has sent more to another one than that has received: on a communicator, or on any.
+    /// Whether a rank has sent more messages to another rank than that rank has received, on one communicator or on any.
     fn is_under_way(&self, from: i32, to: i32, on: Option<u64>) -> bool {
         self.world.get(&from).is_some_and(|it| {
             it.messages.iter().any(|&(key, rank, sent, _)| {
@@ -126,7 +127,7 @@ impl<'a> Verdict<'a> {
         })
     }
 
-    /// Whether messages are under way between any two ranks. Where not all of them are counted by rank, the sums decide.
+    /// Whether messages are under way between any two ranks. If not all messages are counted by rank, compares the sums.
     pub fn moves(&self) -> bool {
         if self.world.values().any(|it| it.others != [0; 2]) {
             let sum = |of: fn(&RankStatus) -> u64| self.world.values().map(of).sum::<u64>();
@@ -142,7 +143,7 @@ impl<'a> Verdict<'a> {
         self.world.iter().any(is_under_way)
     }
 
-    /// Whether a wait may complete, as far as is known, though no rank begins anything any more.
+    /// Whether a wait may complete, as far as is known, even if no rank begins another operation.
     fn is_matched(&self, rank: i32, wait: &'a Wait) -> bool {
         if let Some(key) = shared(wait) {
             return self.missing[&key].0.is_empty();
@@ -168,7 +169,7 @@ impl<'a> Verdict<'a> {
         self.world.get(&rank).is_some_and(RankStatus::is_over)
     }
 
-    /// Why a wait of a rank can certainly never complete. None: it may, as far as is known.
+    /// Why a wait of a rank can certainly never complete. `None`: it may complete, as far as is known.
     pub fn certain(&self, rank: i32, wait: &'a Wait) -> Option<Why> {
         if let Some(key) = shared(wait) {
             return self.missing[&key].1.clone();
@@ -207,7 +208,7 @@ impl<'a> Verdict<'a> {
         gone.map_or(Why::Finished(ranks.first().copied()), |&gone| Why::Gone(gone))
     }
 
-    /// Whether no rank of a job of so many goes on, and no wait is matched.
+    /// Whether no rank of a job of `size` ranks makes progress, and no wait is matched.
     pub fn is_stuck(&self, size: i32) -> bool {
         let is_still = |(&rank, it): (&i32, &'a RankStatus)| match it.state {
             State::Finished | State::Gone => true,
@@ -262,7 +263,7 @@ impl<'a> Verdict<'a> {
     }
 }
 
-/// What a wait takes all members for.
+/// What a wait needs all members for, if it does.
 fn shared(wait: &Wait) -> Option<Shared<'_>> {
     match wait.need {
         Need::Collective { comm, number } => Some((Some((comm.without_name(), number)), &wait.members)),

@@ -1,4 +1,4 @@
-//! What this process waits for besides operations, and for how long it may.
+//! What this process waits for besides operations, and the time limits of waits.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -57,7 +57,7 @@ pub fn threads() -> Vec<i32> {
 
 // ---- Limits
 
-/// After how long a wait counts as hung: what the user has set for the job, or for a part of the program.
+/// The time limit of a wait, which the user has set for the job, or for a part of the program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limit {
     /// Infinity: never.
@@ -77,17 +77,17 @@ impl Limit {
         }
     }
 
-    /// The seconds until an operation that has waited so long exceeds it.
+    /// The seconds until an operation that has waited for `waited` seconds exceeds the limit.
     fn left(&self, waited: f64) -> f64 {
         let entered = self.since.map_or(f64::INFINITY, |since| since.elapsed().as_secs_f64());
         self.seconds - waited.min(entered)
     }
 }
 
-/// The limits of the parts that the program is in, by number, the innermost last.
+/// The limits of the parts of the program that are being executed, by number, the innermost last.
 static PARTS: Mutex<Vec<(u64, Limit)>> = Mutex::new(Vec::new());
 
-/// A part begins; its number.
+/// A part of the program with a time limit begins. Returns its number.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "limit_enter"))]
 pub fn enter_limit(seconds: f64) -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(1);
@@ -104,14 +104,14 @@ pub fn leave_limit(number: u64) {
     lock(&PARTS).retain(|(part, _)| *part != number);
 }
 
-/// The limit that holds now, in a job with this timeout.
+/// The limit that applies now, in a job with this timeout.
 pub fn current_limit(job: f64) -> Limit {
     lock(&PARTS).last().map_or(Limit { seconds: job, since: None }, |(_, limit)| *limit)
 }
 
 // ---- Waits
 
-/// What is under way: operations, and calls of Python's.
+/// The operations and calls of Python that have not completed.
 pub fn under_way() -> Vec<WaitId> {
     read::waits(own()).iter().map(|wait| wait.id).collect()
 }
@@ -140,7 +140,7 @@ fn others() -> Vec<Wait> {
     waits
 }
 
-/// What this process waits for, as it goes on.
+/// What this process waits for, updated at each look of the watchdog.
 #[derive(Default)]
 pub struct Waits {
     /// The oldest last, with the time that this process has waited.
@@ -149,7 +149,7 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Updates the list, after so many seconds in which this process ran, and tells others what is no operation.
+    /// Updates the list after `passed` seconds in which this process ran, and publishes the waits that are not operations.
     pub fn update(&mut self, passed: f64, limit: &Limit) {
         let text = match others() {
             others if others.is_empty() => String::new(),

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::compare::{CheckLevel, check_level};
 use super::decide::{self, Action, Memory};
 use super::end::{self, HUNG};
 use super::hosts::{Mail, Message, Question, QuestionKind};
@@ -18,7 +19,7 @@ use super::settings::{self, Watchdog};
 use super::state::{Key, WaitId, World, compare_origins, wait_of};
 use super::verdict::{Verdict, Why};
 use super::waits::{self, Limit, Waits};
-use super::{compare, default, link, python, read};
+use super::{between, compare, default, link, python, read};
 use crate::board::ranks::Ranks;
 use crate::board::slot::milliseconds;
 use crate::board::{Life, Slot, board, own};
@@ -33,16 +34,16 @@ const LOOK: f64 = 5.0;
 /// How often answers are looked for, and for how long.
 const LISTEN: f64 = 0.05;
 const ANSWER_TIME: f64 = 5.0;
-/// How long the ranks of a host have to say where Python is.
+/// How long the ranks of a host may take to publish where their Python is.
 const PLACE_TIME: Duration = Duration::from_millis(1500);
-/// A leader that has not looked for so many milliseconds is replaced.
+/// A leader that has not looked for this many milliseconds is replaced.
 const LEASE: u64 = 6_000;
-/// For how many milliseconds a request for a report stands for those of other ranks too.
+/// For how many milliseconds one report answers the requests of all ranks of the host.
 const ONE_REQUEST: u64 = 3_000;
-/// Other hosts are asked when a wait is so old, and then at intervals of half its age between these.
+/// The age of a wait at which other hosts are asked, and the bounds of the intervals after that, which are half of its age.
 const ASK_AFTER: f64 = 3.0;
 const ASK_EVERY: [f64; 2] = [3.0, 15.0];
-/// A thread that uses more of a processor goes on.
+/// A thread that uses more than this part of a processor makes progress.
 const BUSY: f64 = 0.01;
 
 pub fn run(watchdog: &'static Watchdog) {
@@ -66,7 +67,7 @@ pub fn run(watchdog: &'static Watchdog) {
     }
 }
 
-/// Has ranks of this host say where their Python is, and waits for that.
+/// Asks ranks of this host to publish where their Python is, and waits until they have.
 fn ask_places(ranks: impl Fn(i32) -> bool) {
     let me = board().rank as i32;
     let asked: Vec<&Slot> = board()
@@ -96,8 +97,8 @@ pub fn exceptions(ranks: &[i32]) -> String {
     ranks.iter().filter_map(of).collect()
 }
 
-/// Whether this rank does what one rank of a host does: another one may have done it within some milliseconds. The number has that
-/// rank plus one, and when it did so.
+/// Whether this rank takes a turn that only one rank of a host takes within `lease` milliseconds. The number holds the rank that
+/// took it last, plus one, and the time.
 fn takes(turn: &AtomicU64, lease: u64) -> bool {
     let (me, now, before) = (board().rank as u64 + 1, milliseconds(), turn.load(Ordering::Acquire));
     let (rank, at) = (before >> 40, before & ((1 << 40) - 1));
@@ -198,12 +199,13 @@ impl Observer {
         self.compare_settings();
         self.end_late();
         if self.leads() && self.are_hosts_known() {
+            self.compare_hosts();
             let world = self.world();
             self.act(&world);
         }
     }
 
-    /// Notes when a thread of this process uses the processor that is in no operation, and not of this package.
+    /// Notes whether threads that are neither in an operation nor of this package have used the processor.
     fn look_at_threads(&mut self) {
         let (before, at) = &self.threads;
         let elapsed = self.clock - at;
@@ -225,13 +227,23 @@ impl Observer {
         self.threads = (now, self.clock);
     }
 
-    /// Ranks compare their settings at the first collective of each communicator. But a rank that lacks a setting may wait for a
-    /// message, or its settings were not known then.
+    /// Compares settings once more. At the first collective of a communicator, the settings of some ranks may not have been known;
+    /// and a rank that waits for a message has not compared them.
     fn compare_settings(&self) {
         settings::builds_differ();
         let differs = |members: &Ranks| settings::difference_among(members.iter());
         if let Some(difference) = self.waits.collectives().find_map(differs) {
             compare::end_different(&difference, &[]);
+        }
+    }
+
+    /// Compares what the ranks of this host and those of others have called, as far as the others have answered.
+    fn compare_hosts(&self) {
+        if check_level() != CheckLevel::Neighbors || self.far.is_empty() || settings::builds_differ() {
+            return;
+        }
+        if let Some(found) = between::difference(&read::world(), &self.far) {
+            compare::between_hosts(&found, &between::words(&self.far[&found.far], found.number));
         }
     }
 
@@ -252,7 +264,7 @@ impl Observer {
         }
     }
 
-    /// The states of all ranks, as far as they are known, with waits that are as old as this process has seen them.
+    /// The states of all ranks, as far as they are known. The age of a wait counts from when this process has seen it first.
     fn world(&mut self) -> World {
         let mut world = self.far.clone();
         world.extend(read::world());
@@ -293,7 +305,7 @@ impl Observer {
         }
     }
 
-    /// Whether the states of other hosts are known, as they are now: asks them, if it is time.
+    /// Whether the current states of other hosts are known. Asks the hosts if it is time.
     fn are_hosts_known(&mut self) -> bool {
         if !link::is_open() {
             return true;
@@ -391,7 +403,7 @@ impl Observer {
         }
     }
 
-    /// Ends the job for a wait of this rank that takes longer than the user allows, or that has failed.
+    /// Aborts the job for a wait of this rank that exceeds the time limit, or that has failed.
     fn end_late(&mut self) {
         let Some(wait) = self.waits.late().filter(|wait| !self.late.contains(&wait.id)).cloned() else {
             return;
@@ -400,7 +412,7 @@ impl Observer {
             self.halted_at = self.clock;
             return;
         }
-        // The limit counts anew from when the last rank goes on.
+        // The limit counts anew from when the last halted rank has continued.
         let limit = self.limit().seconds;
         if limit.is_finite() && self.clock - self.halted_at < limit {
             return;
@@ -442,7 +454,7 @@ impl Observer {
         written.map(|()| &**directory).map_err(|error| format!("{}: {error}", directory.display()))
     }
 
-    /// A wait hangs: this rank reports for all, and ends the job.
+    /// A wait hangs: this rank reports for all ranks, and aborts the job.
     fn end(&self, world: &World, key: Key, why: &Why) {
         let Some(wait) = wait_of(world, key) else { return };
         let ends = self.watchdog.settings.abort;

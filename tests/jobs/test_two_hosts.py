@@ -35,6 +35,56 @@ CASES = [
     ("elsewhere", False, r"rank 1 is in no operation; .*Python is at .*program.py:10"),
 ]
 
+DIFFERENT = """
+import sys, time
+import jax.numpy as jnp
+from mpi4py import MPI
+import mpi4jax
+from mpi4jax import notoken as nt
+rank, comm = MPI.COMM_WORLD.rank, None
+nt.barrier()
+if sys.argv[1] == "own": comm = MPI.COMM_WORLD.Dup()
+x = jnp.arange(3) if rank == 0 else jnp.arange(3.0)
+nt.allreduce(x, MPI.SUM, comm=comm).block_until_ready()
+nt.allreduce(jnp.ones(3), MPI.SUM, comm=comm).block_until_ready()
+if rank == 1: time.sleep(60)
+nt.recv(x, 1).block_until_ready()
+"""
+
+
+@pytest.mark.parametrize("comm, says", [("default", "do not"), ("own", "may not")])
+def test_collectives_of_two_hosts_that_differ(tmp_path, comm, says):
+    """They have completed, with wrong values: found when the hosts ask each other about a wait."""
+    if why := two_hosts.missing():
+        pytest.skip(f"two hosts: {why}")
+    program = tmp_path / "program.py"
+    program.write_text(DIFFERENT)
+    rank = ["env", "JAX_PLATFORMS=cpu", "MPI4JAX_TIMEOUT=20", f"MPI4JAX_DUMP_DIR={tmp_path}"]
+    with two_hosts.hosts() as hosts:
+        job = subprocess.run(
+            [
+                *hosts.mpiexec,
+                *two_hosts.passed_on(),
+                "-n",
+                "2",
+                *rank,
+                sys.executable,
+                program,
+                comm,
+            ],
+            env=launcher.environment_outside_mpi(),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=100,
+        )
+    assert f"r0 | mpi4jax: the operations of the ranks {says} match" in job.stderr, job.stderr
+    assert re.search(r"  rank 0: allreduce #\d \(SUM, 3 x int32\) on .*:11\n", job.stderr), (
+        job.stderr
+    )
+    assert re.search(r"  rank 1: another collective #\d\n", job.stderr), job.stderr
+    assert job.returncode == (1 if comm == "default" else 97), job.stderr
+
 
 @pytest.mark.parametrize("fault, shared, says", CASES)
 def test_two_hosts(tmp_path, fault, shared, says):

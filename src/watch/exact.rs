@@ -1,0 +1,121 @@
+//! The exact comparison of `MPI4JAX_CHECK=1`: of the collectives of all ranks, before they run, by a small allreduce of a fingerprint
+//! on the same communicator.
+
+use std::time::Duration;
+
+use mpi::ffi;
+
+use super::compare::{CheckLevel, check_level, print_of, with_widths};
+use crate::call::Call;
+use crate::comm::{Comm, Comparison};
+use crate::error::{Cause, Error};
+use crate::mpilib::check;
+use crate::ops::Dtype;
+use crate::record::recorder::{Record, Running};
+
+/// Compares a collective with those that the other ranks are about to call.
+pub fn compare_all(call: &Call, running: &Running) -> Result<(), Error> {
+    let Some(record) = running.record() else { return Ok(()) };
+    collective(call, &record).map_err(|cause| call.site.error(cause))
+}
+
+/// The fingerprint of an operation and of what its message is made of.
+fn fingerprint(call: &Call, record: &Record) -> u64 {
+    let (print, _) = print_of(call, record.count as usize);
+    let dtype = record.dtype.map(Dtype::xla_code);
+    crate::comm::hash((print, dtype, record.sequence, &call.site.forms.sent))
+}
+
+fn collective(call: &Call, record: &Record) -> Result<(), Cause> {
+    if !call.site.comm.agrees(fingerprint(call, record))? {
+        return disagree(call, record);
+    }
+    // All ranks are at the same operation.
+    let Some([sent, expected]) = call.site.counts() else { return Ok(()) };
+    let told = told(call, &sent)?;
+    let differs = (0..).zip(told.iter().zip(&expected)).find(|(_, (sent, expected))| sent != expected);
+    differs.map_or(Ok(()), |(source_rank, (&sent, &expected))| {
+        Err(Cause::Parts { source_rank, received: sent as usize, expected: expected as usize })
+    })
+}
+
+/// What each rank sends to this one, where this one sends so much to each.
+fn told(call: &Call, sent: &[u64]) -> Result<Vec<u64>, Cause> {
+    let mut to_me = vec![0; sent.len()];
+    // SAFETY: a registered communicator, which is not freed, and an integer for and from each of its ranks.
+    unsafe {
+        let (n, t, comm) = (1, ffi::RSMPI_UINT64_T, call.site.comm.handle());
+        let code = ffi::MPI_Alltoall(sent.as_ptr().cast(), n, t, to_me.as_mut_ptr().cast(), n, t, comm);
+        check("MPI_Alltoall of counts", code)?;
+    }
+    Ok(to_me)
+}
+
+/// Posts the description of a collective that is started, to be compared in its wait; waits for no other rank.
+pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> {
+    let comm = &call.site.comm;
+    if check_level() != CheckLevel::Operations || !call.site.op.row().is_collective() {
+        return Ok(None);
+    }
+    let Some(record) = running.record() else { return Ok(None) };
+    let mut words = with_widths(call, &record);
+    if !call.site.forms.sent.is_empty() {
+        words += &format!(", of {}", call.site.forms.sent);
+    }
+    words += &call.site.forms.belongs_to();
+    let asked = Comparison::start(comm, fingerprint(call, &record), &words);
+    asked.map(Some).map_err(|cause| call.site.error(cause))
+}
+
+/// Gathers the descriptions of different operations into an error, the same on all ranks.
+#[cold]
+fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
+    let comm = &call.site.comm;
+    let words = with_widths(call, record);
+    let belong = comm.all_texts(&call.site.forms.belongs_to())?;
+    let mut lines = comm.all_texts(&words)?;
+    if belong.iter().any(|one| *one != belong[0]) {
+        lines = lines.iter().zip(belong).map(|(line, one)| line.to_owned() + &one).collect();
+    } else if lines.iter().all(|line| *line == lines[0]) {
+        lines = comm.all_texts(&format!("{words}, of {}", call.site.forms.sent))?;
+    }
+    Err(mismatch(comm, &lines))
+}
+
+/// The error of ranks whose operations have these descriptions.
+#[cold]
+pub fn mismatch(comm: &Comm, lines: &[String]) -> Cause {
+    if comm.rank != 0 {
+        // Rank 0 reports for all, and ends the job.
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    Cause::Mismatch { report: disagreement(lines, &comm.world) }
+}
+
+/// What most ranks do is expected, anything else is not.
+fn disagreement(lines: &[String], world: &[i32]) -> String {
+    let votes = |line: &String| lines.iter().filter(|other| *other == line).count();
+    // Of equally many, the lowest rank's.
+    let expected = lines.iter().rev().max_by_key(|line| votes(line)).cloned().unwrap_or_default();
+    let mut report = "the operations of the ranks do not match, before they run (MPI4JAX_CHECK)".to_owned();
+    for (rank, line) in lines.iter().enumerate() {
+        let word = if *line == expected { "expected" } else { "actual  " };
+        report += &format!("\n  {word} rank {}: {line}", world.get(rank).copied().unwrap_or(rank as i32));
+    }
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_majority_is_expected() {
+        let lines = ["allreduce #1", "barrier #1", "allreduce #1"].map(String::from);
+        let report = disagreement(&lines, &[4, 5, 6]);
+        assert!(report.contains("expected rank 4: allreduce #1"), "{report}");
+        assert!(report.contains("actual   rank 5: barrier #1"), "{report}");
+        let report = disagreement(&lines[..2], &[0, 1]);
+        assert!(report.contains("expected rank 0"), "{report}");
+    }
+}
