@@ -25,6 +25,8 @@ pub struct HaloFields {
     /// Bytes of an element, which is the same for all blocks.
     pub itemsize: usize,
     pub shapes: Vec<Vec<usize>>,
+    /// Whether what is received is added, and what is sent is then zero.
+    pub adjoint: bool,
     pub sends: Vec<Face>,
     pub receives: Vec<Face>,
 }
@@ -47,6 +49,7 @@ pub struct Halo {
     itemsize: usize,
     sizes: Box<[usize]>,
     widths: Box<[Width]>,
+    adjoint: bool,
     neighbours: Box<[Neighbour]>,
     /// Bytes of all messages that are sent, and of all that are received.
     scratch_bytes: [usize; 2],
@@ -95,7 +98,7 @@ fn bytes(itemsize: usize, shape: &[usize]) -> Option<usize> {
 
 impl Halo {
     pub fn new(rank: i32, ranks: i32, fields: &HaloFields) -> Result<Self, Cause> {
-        let HaloFields { widths, itemsize, shapes, sends, receives } = fields;
+        let HaloFields { widths, itemsize, shapes, adjoint, sends, receives } = fields;
         let sizes = shapes.iter().map(|shape| bytes(*itemsize, shape)).collect::<Option<Box<[usize]>>>();
         let sizes = sizes.ok_or_else(|| wrong("blocks that fit into memory", format!("{shapes:?}")))?;
         let region = |(peer, block, cells): &Face| {
@@ -133,6 +136,7 @@ impl Halo {
             itemsize,
             sizes,
             widths: widths[..].into(),
+            adjoint: *adjoint,
             neighbours,
             scratch_bytes,
             scratch: Mutex::default(),
@@ -224,10 +228,21 @@ impl Halo {
                 copy_nonoverlapping(from.data(), to.data(), from.bytes());
             }
             wire.wait()?;
+            if self.adjoint {
+                sent.write_bytes(0, self.scratch_bytes[0]);
+                for (block, region) in self.neighbours.iter().flat_map(|it| &it.sent.regions) {
+                    region.unpack(sent, blocks[*block].1.data());
+                }
+            }
             for Neighbour { received: message, .. } in &self.neighbours {
                 let mut packed = received.add(message.at.start);
                 for (block, region) in &message.regions {
-                    region.unpack(packed, blocks[*block].1.data());
+                    let block = blocks[*block].1;
+                    if !self.adjoint {
+                        region.unpack(packed, block.data());
+                    } else if !region.add(packed, block.data(), block.dtype()) {
+                        return Err(wrong("values that can be added", block.dtype().name().into()));
+                    }
                     packed = packed.add(region.bytes());
                 }
             }
@@ -247,6 +262,7 @@ mod tests {
                 widths: vec![Width { low: 1, high: 0 }],
                 itemsize: 4,
                 shapes: vec![vec![7, 5]],
+                adjoint: false,
                 sends,
                 receives,
             };

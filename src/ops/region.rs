@@ -1,7 +1,12 @@
 //! Boxes of cells within a block, and how they are packed.
 
-use std::ops::Range;
+use std::num::Wrapping;
+use std::ops::{Add, Range};
 use std::ptr::copy_nonoverlapping;
+
+use half::{bf16, f16};
+
+use super::Dtype;
 
 /// A box of cells within a block, in bytes.
 #[derive(Debug)]
@@ -61,6 +66,42 @@ impl Region {
             unsafe {
                 copy_runs(block.add(offset), stride, to, self.run, self.run, n);
                 to = to.add(n * self.run);
+            }
+        });
+    }
+
+    /// Adds packed values of a type to the cells; false if they cannot be added.
+    ///
+    /// # Safety
+    /// As for `pack`.
+    pub unsafe fn add(&self, packed: *const u8, block: *mut u8, dtype: Dtype) -> bool {
+        let add = match dtype {
+            Dtype::Int8 | Dtype::Uint8 => Self::add_of::<Wrapping<u8>>,
+            Dtype::Int16 | Dtype::Uint16 => Self::add_of::<Wrapping<u16>>,
+            Dtype::Int32 | Dtype::Uint32 => Self::add_of::<Wrapping<u32>>,
+            Dtype::Int64 | Dtype::Uint64 => Self::add_of::<Wrapping<u64>>,
+            Dtype::Float16 => Self::add_of::<f16>,
+            Dtype::Bfloat16 => Self::add_of::<bf16>,
+            Dtype::Float32 | Dtype::Complex64 => Self::add_of::<f32>,
+            Dtype::Float64 | Dtype::Complex128 => Self::add_of::<f64>,
+            _ => return false,
+        };
+        // SAFETY: promised by the caller.
+        unsafe { add(self, packed, block) };
+        true
+    }
+
+    unsafe fn add_of<E: Add<Output = E>>(&self, mut from: *const u8, block: *mut u8) {
+        self.rows(|offset, n, stride| {
+            for i in 0..n {
+                for at in (0..self.run).step_by(size_of::<E>()) {
+                    // SAFETY: promised by the caller of `add`.
+                    unsafe {
+                        let to = block.add(offset + i * stride + at).cast::<E>();
+                        to.write_unaligned(to.read_unaligned() + from.cast::<E>().read_unaligned());
+                        from = from.add(size_of::<E>());
+                    }
+                }
             }
         });
     }
@@ -155,6 +196,10 @@ mod tests {
             unsafe {
                 region.pack(block.as_ptr(), packed.as_mut_ptr());
                 region.unpack(packed.as_ptr(), copy.as_mut_ptr());
+                let mut sums = block.clone();
+                assert!(region.add(packed.as_ptr(), sums.as_mut_ptr(), Dtype::Uint8));
+                let added: Vec<u8> = sums.iter().zip(&block).map(|(sum, cell)| sum - cell).collect();
+                assert_eq!(added, copy, "{ranges:?}");
             }
             assert_eq!(packed, expected, "{ranges:?}");
             let kept: Vec<u8> = copy.iter().copied().filter(|&cell| cell != 0).collect();

@@ -374,6 +374,7 @@ impl Suite<'_> {
             widths: vec![width],
             itemsize: dtype.size(),
             shapes: vec![vec![rows, 3]; 2],
+            adjoint: false,
             sends: faces(&[(previous, low, low + high), (next, rows - high - low, rows - high)]),
             // In the order of the directions that they are sent to.
             receives: faces(&[(next, rows - high, rows), (previous, 0, low)]),

@@ -4,7 +4,7 @@ XLA packs where a halo exchange is started: the request holds the blocks, so onl
 copied, where the operand of another operation that is started is copied as a whole; and their
 derivatives are those of what XLA does. And it packs on a GPU: the processor does not reach the
 blocks there, and what it packs would go through the host. Each time, an `alltoallv` carries what is
-packed. Of an adjoint exchange, XLA adds up what comes.
+packed. In the adjoint on a GPU, XLA adds what comes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._op import rows
 from .._op.comm import Comm
@@ -34,16 +35,16 @@ Box = tuple[int, tuple[Cells, ...]]
 # The number of a leaf, its shape, and its exchanged axes, counted from the end.
 Leaf = tuple[int, tuple[int, ...], tuple[int, ...]]
 
-# Rank at the other end, number of the direction of the message, and the cells that it carries.
-Face = tuple[int, int, Box]
+# Rank at the other end, direction of the message (steps along the axes), and its cells.
+Face = tuple[int, tuple[int, ...], Box]
 
 
 def _extents(box: Box) -> tuple[int, ...]:
     return tuple(end - start for start, end in box[1])
 
 
-def cells_in(boxes: Sequence[Box]) -> int:
-    return sum(math.prod(_extents(box)) for box in boxes)
+def _size(box: Box) -> int:
+    return math.prod(_extents(box))
 
 
 def _along(extent: int, width: Cells, step: int, at_edge: tuple[bool, bool]) -> tuple[Cells, Cells]:
@@ -70,7 +71,7 @@ def faces(leaves: Sequence[Leaf], p: Params) -> tuple[list[Face], list[Face]]:
     last = len(neighbours) - 1
     goes: list[Face] = []
     comes: list[Face] = []
-    # Directions are numbered with the last axis fastest; `last - number` is the opposite one.
+    # Directions are numbered with the last axis fastest.
     weights = [3 ** (len(widths) - 1 - k) for k in range(len(widths))]
     beside = [(neighbours[last // 2 - w] < 0, neighbours[last // 2 + w] < 0) for w in weights]
     for number, steps in enumerate(itertools.product((-1, 0, 1), repeat=len(widths))):
@@ -82,8 +83,8 @@ def faces(leaves: Sequence[Leaf], p: Params) -> tuple[list[Face], list[Face]]:
                 cells = _along(shape[-axis], width, step, at_edge)
                 boxes[0][-axis], boxes[1][-axis] = cells
             own, ghosts = (tuple(box) for box in boxes)
-            goes.append((neighbours[number], number, (leaf, own)))
-            comes.append((neighbours[number], last - number, (leaf, ghosts)))
+            goes.append((neighbours[number], steps, (leaf, own)))
+            comes.append((neighbours[number], tuple(-step for step in steps), (leaf, ghosts)))
     return sorted(goes), sorted(comes)
 
 
@@ -98,8 +99,8 @@ def packed(boxes: tuple[Box, ...], leaves: Sequence[Any], like: Any) -> Any:
 
 def _pieces(boxes: Sequence[Box], cells: Any) -> list[Any]:
     """Return the cells of each box, in its shape, from the cells of all boxes."""
-    line = (ranges for _, (ranges,) in in_line(0, boxes))
-    return [cells[slice(*at)].reshape(_extents(box)) for at, box in zip(line, boxes, strict=True)]
+    ends = itertools.pairwise(itertools.accumulate(map(_size, boxes), initial=0))
+    return [cells[slice(*at)].reshape(_extents(box)) for at, box in zip(ends, boxes, strict=True)]
 
 
 def joined(pieces: Sequence[tuple[Box, Any]]) -> list[tuple[Box, Any]]:
@@ -151,43 +152,29 @@ def filled(boxes: tuple[Box, ...], leaves: Sequence[Any], cells: Any) -> Sequenc
     return out
 
 
-def apart(boxes: Sequence[Box]) -> list[Box]:
-    """Return boxes of the same cells that do not overlap."""
-    out: list[Box] = []
-    for leaf in sorted({leaf for leaf, _ in boxes}):
-        of_leaf = [box for box in boxes if box[0] == leaf]
-        edges = [
-            sorted({*itertools.chain(*along)})
-            for along in zip(*(ranges for _, ranges in of_leaf), strict=True)
-        ]
-        found = [(leaf, part) for part in itertools.product(*map(itertools.pairwise, edges))]
-        out += [box for box in found if any(_is_within(box, other) for other in of_leaf)]
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def added(found: tuple[Face, ...], leaves: Sequence[Any], cells: Any) -> Sequence[Any]:
+    """Add the cells to the boxes of the leaves. The boxes may overlap.
+
+    XLA goes over a whole leaf to update a box that it reads. So what is read and what is written is
+    apart, by a barrier, and all boxes at one end of an axis are one update.
+    """
+    out = list(leaves)
+    at_ends: dict[Any, list[tuple[Box, Any]]] = {}
+    pieces = _pieces([box for *_, box in found], cells)
+    for (_, steps, box), piece in zip(found, pieces, strict=True):
+        end = next((axis, step) for axis, step in enumerate(steps) if step)
+        at_ends.setdefault((box[0], end), []).append((box, piece))
+    for (leaf, _), boxes in at_ends.items():
+        ranges = np.array([box[1] for box, _ in boxes])
+        starts, ends = ranges[..., 0].min(0), ranges[..., 1].max(0)
+        total = jax.lax.slice(out[leaf], starts, ends)
+        for (_, along), piece in boxes:
+            low, high = np.transpose(along)
+            total += jnp.pad(piece, list(zip(low - starts, ends - high, strict=True)))
+        total = jax.lax.optimization_barrier(total)
+        out[leaf] = jax.lax.dynamic_update_slice(out[leaf], total, starts)
     return out
-
-
-def _is_within(box: Box, other: Box) -> bool:
-    each = zip(box[1], other[1], strict=True)
-    return box[0] == other[0] and all(a <= start and end <= b for (start, end), (a, b) in each)
-
-
-def in_line(leaf: int, boxes: Sequence[Box]) -> list[Box]:
-    """Return boxes with the same numbers of cells, one after the other, in a leaf of one axis."""
-    ends = itertools.accumulate((cells_in([box]) for box in boxes), initial=0)
-    return [(leaf, (cells,)) for cells in itertools.pairwise(ends)]
-
-
-def summed(parts: Sequence[Box], boxes: Sequence[Box], cells: Any) -> Any:
-    """Return the sums of all cells of boxes that are in parts, one part after the other."""
-    pieces, sums = _pieces(boxes, cells), []
-    for part in parts:
-        terms = []
-        for box, piece in zip(boxes, pieces, strict=True):
-            if _is_within(part, box):
-                each = zip(part[1], box[1], strict=True)
-                within = [(start - at, end - at) for (start, end), (at, _) in each]
-                terms.append(jax.lax.slice(piece, *zip(*within, strict=True)).ravel())
-        sums.append(functools.reduce(jnp.add, terms))
-    return jnp.concatenate(sums or [cells[:0]])
 
 
 @dataclass(frozen=True)
@@ -205,7 +192,7 @@ class Message:
 def message(found: Sequence[Face], comm: Comm) -> Message:
     counts = [0] * comm.size
     for peer, _, box in found:
-        counts[peer] += cells_in([box])
+        counts[peer] += _size(box)
     return Message(tuple(box for *_, box in found), rows.side_by_side(counts))
 
 

@@ -17,78 +17,49 @@ from .._op.spec import T, call
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
     adjoint = bool(low.p["adjoint"])
-    carriers = [carrier(aval, adjoint) for _, aval in xs]
-    xs = [low.convert(x, to) for x, to in zip(xs, carriers, strict=True)]
+    avals = [carrier(aval, adjoint) for _, aval in xs]
+    xs = [low.convert(x, to) for x, to in zip(xs, avals, strict=True)]
     leaves = [
-        (i, x.shape, axes) for i, (x, axes) in enumerate(zip(carriers, low.p["axes"], strict=True))
+        (i, x.shape, axes) for i, (x, axes) in enumerate(zip(avals, low.p["axes"], strict=True))
     ]
     goes, comes = faces.faces(leaves, low.p)
-    ys = _adjoint(low, xs, goes, comes) if adjoint else _exchanged(low, xs, goes, comes)
-    return [low.convert(y, to)[0] for y, to in zip(ys, out, strict=True)]
-
-
-def _exchanged(
-    low: Lowering,
-    xs: Operands,
-    goes: Sequence[faces.Face],
-    comes: Sequence[faces.Face],
-    is_local: bool = False,
-) -> Operands:
-    """Blocks, with cells that other ranks send. The core packs and unpacks them, or XLA does.
-
-    With ``is_local``, no rank sends another one anything.
-    """
-    avals, comm = [aval for _, aval in xs], low.p["comm"]
-    if not _native.takes_packed(low.on_gpu):
+    if adjoint:  # ghost cells go to the cells that they are copies of
+        goes, comes = comes, goes
+    if _native.takes_packed(low.on_gpu):
+        ys = _exchanged_packed(low, xs, goes, comes)
+    else:
         # The fields that `HaloFields` in `src/ops/halo.rs` reads.
         halo = {
             "widths": low.p["widths"],
             "itemsize": avals[0].dtype.itemsize,
             "shapes": [x.shape for x in avals],
+            "adjoint": adjoint,
             "sends": [(peer, *box) for peer, _, box in goes],
             "receives": [(peer, *box) for peer, _, box in comes],
         }
         ys = low.call("halo_exchange", *xs, out=avals, in_place=True, halo=halo)
-        return list(zip(ys, avals, strict=True))
-    sent, received = (faces.message(found, comm) for found in (goes, comes))
+    return [low.convert(y, to)[0] for y, to in zip(zip(ys, avals, strict=True), out, strict=True)]
+
+
+def _exchanged_packed(
+    low: Lowering, xs: Operands, goes: Sequence[faces.Face], comes: Sequence[faces.Face]
+) -> list[Any]:
+    """Do the same where XLA packs and unpacks."""
+    avals = [aval for _, aval in xs]
+    sent, received = (faces.message(found, low.p["comm"]) for found in (goes, comes))
     of_sent, of_received = (avals[0].update(shape=(it.size,)) for it in (sent, received))
     cells = low.local(lambda *xs: faces.packed(sent.boxes, xs, xs[0]), of_sent, *xs)
-    if not is_local:
-        parts = {"sends": sent.parts, "receives": received.parts}
-        message = (cells, of_sent)
-        attrs = {"parts": parts, "widths": low.p["widths"]}
-        (cells,) = low.call("alltoallv", message, out=[of_received], in_place=False, **attrs)
-    fill = lambda cells, *xs: faces.filled(received.boxes, xs, cells)  # noqa: E731
-    ys = low.locals(fill, avals, (cells, of_received), *xs)
-    return list(zip(ys, avals, strict=True))
+    parts = {"sends": sent.parts, "receives": received.parts}
+    attrs = {"parts": parts, "widths": low.p["widths"]}
+    (cells,) = low.call("alltoallv", (cells, of_sent), out=[of_received], in_place=False, **attrs)
 
+    def unpacked(cells: Any, *xs: Any) -> Sequence[Any]:
+        if not low.p["adjoint"]:
+            return faces.filled(received.boxes, xs, cells)
+        cleared = faces.filled(sent.boxes, xs, jnp.zeros(of_sent.shape, of_sent.dtype))
+        return faces.added(tuple(comes), cleared, cells)
 
-def _adjoint(
-    low: Lowering, xs: Operands, owned: Sequence[faces.Face], ghosts: Sequence[faces.Face]
-) -> Operands:
-    """Blocks whose ghost cells were added to the cells that they are copies of, and are zeros.
-
-    XLA adds them up, beside the blocks: in the blocks, it would go over all cells for each box,
-    because it reads a box and writes it in one step; and again for what is made of the result.
-    """
-    here, n, like = low.p["comm"].rank, len(xs), xs[0][1]
-    cleared, boxes = ([box for *_, box in found] for found in (ghosts, owned))
-    parts = faces.apart(boxes)
-    # All received cells, flattened, then zeros for the largest box of ghost cells.
-    size = faces.cells_in(boxes) + max((faces.cells_in([box]) for box in cleared), default=0)
-    room, sums = (like.update(shape=(cells,)) for cells in (size, faces.cells_in(parts)))
-    zeros = (low.local(lambda: jnp.zeros(room.shape, room.dtype), room), room)
-    comes = [(*face[:2], box) for face, box in zip(owned, faces.in_line(n, boxes), strict=True)]
-    *ys, came = _exchanged(low, [*xs, zeros], ghosts, comes)
-
-    def add(came: Any, *ys: Any) -> Any:
-        return faces.packed(tuple(parts), ys, came) + faces.summed(parts, boxes, came)
-
-    total = (low.local(add, sums, came, *ys), sums)
-    nothing = [(n + 1, ((size - faces.cells_in([box]), size),)) for box in cleared]
-    goes = [(here, 0, box) for box in [*faces.in_line(n, parts), *nothing]]
-    comes = [(here, 0, box) for box in [*parts, *cleared]]
-    return _exchanged(low, [*ys, total, came], goes, comes, is_local=True)[:n]
+    return low.locals(unpacked, avals, (cells, of_received), *xs)
 
 
 @define(
