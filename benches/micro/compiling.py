@@ -1,4 +1,6 @@
-"""What it takes to trace, lower and compile many operations, here and in mpi4jax 0.9.1.
+"""What it takes to trace, lower and compile 400 operations in a row, and a tree of 200 leaves.
+
+The tree is one operation here, and 200 in mpi4jax 0.9.1, to which both are compared.
 
     python benches/micro/compiling.py [ROUNDS]
 
@@ -10,8 +12,11 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-OPERATIONS = 400
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "suite"))
+
+OPERATIONS, LEAVES = 400, 200
 STEPS = ("trace", "lower", "compile")
 REPEATS = 3  # in each job, of which the best counts
 
@@ -31,8 +36,17 @@ def measured():
             x = allreduce(0.5 * x, op=MPI.SUM)
         return x.sum()
 
-    found = {}
-    for name, f in {"forward": chained, "gradient": jax.grad(chained)}.items():
+    def tree(x):
+        leaves = [i * x for i in range(LEAVES)]
+        if hasattr(mpi4jax, "default_comm"):
+            leaves = allreduce(leaves, op=MPI.SUM)
+        else:  # 0.9.1 has no trees
+            leaves = [allreduce(leaf, op=MPI.SUM) for leaf in leaves]
+        return sum(jnp.vdot(leaf, leaf) for leaf in leaves)
+
+    found, functions = {}, {"chain": chained, "tree": tree}
+    functions |= {f"gradient-{name}": jax.grad(f) for name, f in functions.items()}
+    for name, f in functions.items():
         for _ in range(REPEATS):
             jax.clear_caches()
             stage, x = jax.jit(f), jnp.ones(16)
@@ -64,7 +78,7 @@ def main(rounds):
         ours, theirs = ([each[key] for each in found[name]] for name in pythons)
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
         print(
-            f"{' '.join(key):18} {statistics.median(ours):7.0f} {statistics.median(theirs):7.0f}"
+            f"{' '.join(key):22} {statistics.median(ours):7.0f} {statistics.median(theirs):7.0f}"
             f"  {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         )
 

@@ -49,7 +49,8 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     else:
         results = bind(spec, *arrays, *numbers, *token, **p)
     if spec.is_ragged:
-        numbers = [_both_counts(p, numbers[0], results[n])]
+        # With the rows received from each rank, so that no counts are exchanged.
+        numbers = [jnp.concatenate([*numbers, results[n]])] if p["env_out"] else numbers
     elif numbers:
         numbers, q["operand"] = [_peers_of_derivative(*numbers)], "recorded"
     q = of_derivative(q)
@@ -64,11 +65,6 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     return results, [
         next(remaining) if has_derivative(r) else compat.zero_tangent(r) for r in results
     ]
-
-
-def _both_counts(p: Params, counts: Any, received: Any) -> Any:
-    """Return the rows sent to and received from each rank, so that no counts are exchanged."""
-    return jnp.concatenate([counts, received]) if p["env_out"] else counts
 
 
 @compat.allows_transfers

@@ -34,19 +34,10 @@ def envelope(spec: Spec, p: Params) -> list[ShapedArray]:
     return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.is_ragged else _ENVELOPE]
 
 
-# dtype name -> its reductions, and the dtypes in which it is sent and reduced
-DTYPES = {
-    row["name"]: {
-        "arithmetic": row["has_arithmetic"],
-        "inexact": row["has_arithmetic"] and not row["has_bits"],
-        "ordered": row["is_ordered"],
-        "bitwise": row["has_bits"],
-        "logical": row["has_bits"],
-        "carrier": row["carrier"],
-        "reduced_as": row["reduced_as"],
-    }
-    for row in json.loads(_native.dtypes_table())
-}
+# The row of each dtype (`src/ops/dtypes.rs`), by its name.
+DTYPES = {row["name"]: row for row in json.loads(_native.dtypes_table())}
+for _row in DTYPES.values():
+    _row["is_inexact"] = _row["has_arithmetic"] and not _row["has_bits"]
 
 
 class MPIEffect(compat.Effect):
@@ -123,13 +114,12 @@ def result_avals(spec: Spec, p: Params, avals: Sequence[Any]) -> list[ShapedArra
     return out
 
 
-# The flag of the native table that a dtype needs for a reduction.
+# What the row of a dtype has to say for a reduction.
 _NEEDS = {
-    **dict.fromkeys(("SUM", "PROD"), "arithmetic"),
-    "MEAN": "inexact",
-    **dict.fromkeys(("MAX", "MIN", "MAXLOC", "MINLOC"), "ordered"),
-    **dict.fromkeys(("BAND", "BOR", "BXOR"), "bitwise"),
-    **dict.fromkeys(("LAND", "LOR", "LXOR"), "logical"),
+    **dict.fromkeys(("SUM", "PROD"), "has_arithmetic"),
+    "MEAN": "is_inexact",
+    **dict.fromkeys(("MAX", "MIN", "MAXLOC", "MINLOC"), "is_ordered"),
+    **dict.fromkeys(("BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR"), "has_bits"),
 }
 
 

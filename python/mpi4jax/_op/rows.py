@@ -12,7 +12,6 @@ import numpy as np
 from .comm import Comm, static_int
 
 Part = tuple[int, int]  # the first row, and how many
-NOTHING = (0, 0)
 
 
 def counts_of(op: str, name: str, counts: Any, comm: Comm) -> tuple[int, ...]:
@@ -56,4 +55,4 @@ def with_root(
 
 def only(rank: int, part: Part, size: int) -> tuple[Part, ...]:
     """Return the rows of one rank, and nothing for the others."""
-    return tuple(part if r == rank else NOTHING for r in range(size))
+    return tuple(part if r == rank else (0, 0) for r in range(size))
