@@ -70,7 +70,7 @@ impl Region {
         });
     }
 
-    /// Adds packed values of a type to the cells; false if they cannot be added.
+    /// Adds packed values to the cells. Returns false if values of this dtype cannot be added.
     ///
     /// # Safety
     /// As for `pack`.

@@ -1,4 +1,5 @@
-//! Comparison of the collectives of different hosts, when their states are exchanged: by the last numbers on each communicator.
+//! Comparison of the collectives of different hosts. When hosts exchange states, each state has the last collectives of each rank
+//! on each communicator, by their numbers.
 
 use std::sync::atomic::Ordering;
 
@@ -13,10 +14,12 @@ use crate::comm::origin::ONLY_ONE;
 /// The last collectives of a rank on a communicator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Noted {
-    /// What its ranks know it by, which is sure, or if they have counted the same duplicates of `MPI_COMM_WORLD`.
+    /// The identity of the communicator.
     pub comm: u64,
+    /// Whether the identity is certain. Otherwise two ranks mean the same communicator only if both have counted the same number
+    /// of duplicates of `MPI_COMM_WORLD`.
     pub is_sure: bool,
-    /// Their numbers, and what has to be equal.
+    /// The number of each collective, and the hash of what must be equal on all ranks.
     pub prints: Vec<(u64, u64)>,
 }
 
@@ -29,7 +32,7 @@ pub struct Between {
     pub number: u64,
 }
 
-/// What a rank has noted, where numbers say something.
+/// The last collectives of a rank, on the communicators on which their numbers can be compared.
 pub fn noted(slot: &Slot) -> Vec<Noted> {
     let known = slot.cells.iter().filter(|cell| ![0, u64::MAX].contains(&cell.id.load(Ordering::Acquire)));
     let known = known.filter(|cell| !cell.has(FREED | THREADS | MIXED));
@@ -63,7 +66,7 @@ pub fn difference(near: &World, far: &World) -> Option<Between> {
     })
 }
 
-/// What a rank of another host does, in words: which collective of this number it was in is known while it is.
+/// Describes the collective of this number on a rank of another host. Its name is known only while the rank is in it.
 pub fn words(status: &RankStatus, number: u64) -> String {
     let is_it = |need: &Need| matches!(need, Need::Collective { number: it, .. } if *it == number);
     let wait = status.waits.iter().find(|wait| is_it(&wait.need));
