@@ -46,16 +46,15 @@ test-quick: .venv/tools ## the Python tests on 2 ranks in .venv
 	$(BIN)/python tools/run_tests.py -n 2 tests/ranks
 
 # Slightly optimised: some tests go through every bit pattern. Without what debuggers need, which
-# takes longer to make than the rest. Under mpiexec for its time limit. Ranks that wait sleep, as those of
-# the Python tests, which run at the same time.
+# takes longer to make than the rest. Under mpiexec for its time limit. Waiting ranks yield their cores, and
+# do not sleep as those of the Python tests: the suite sends many small messages, each of which would wait for a sleep.
 test-rust test-libraries: export CARGO_PROFILE_DEV_OPT_LEVEL = 1
 test-rust test-libraries: export CARGO_PROFILE_DEV_DEBUG = 0
 test-rust: RUN = $(CARGO) test --no-default-features --features stand-ins --config \
-	"target.'cfg(all())'.runner='env LD_PRELOAD=$$preload $(CURDIR)/$(BIN)/python $(CURDIR)/tools/mpirun.py --time-limit 900 -n $$ranks'"
-test-rust: PRELOAD = preload="$$($(BIN)/python tools/run_tests.py --preload)"
+	"target.'cfg(all())'.runner='$(CURDIR)/$(BIN)/python $(CURDIR)/tools/mpirun.py --time-limit 900 -n $$ranks'"
 test-rust: .venv/tools
-	$(PRELOAD); ranks=1; $(RUN) --workspace
-	$(PRELOAD); stand_ins="$$(PYTHONPATH=tools $(BIN)/python tests/gpu/libraries.py target/stand-ins)" && \
+	ranks=1; $(RUN) --workspace
+	stand_ins="$$(PYTHONPATH=tools $(BIN)/python tests/gpu/libraries.py target/stand-ins)" && \
 	    eval "$$stand_ins" && export MPI4JAX_TEST_CUDA_ON_CPU=reached && \
 	    for ranks in 1 2 3 4; do $(RUN) --quiet --test mpi || exit 1; done
 

@@ -2,7 +2,6 @@
 
     python tools/run_tests.py [-n 1,2,3,4] [PATHS] [-k EXPRESSION] [any other option of pytest]
     python tools/run_tests.py -n 0 tests/jobs        # without mpiexec, several at a time
-    python tools/run_tests.py --preload              # prints what makes ranks sleep that wait
 
 A test passes if it passes on every rank. The log of each rank is kept in a file of its own.
 """
@@ -228,11 +227,7 @@ def main() -> int:
     )
     parser.add_argument("-n", default="1,2,3,4", metavar="RANKS", help="default: %(default)s")
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS")
-    parser.add_argument("--preload", action="store_true", help="print the library")
     options, arguments = parser.parse_known_args()
-    if options.preload:
-        print(sleeping_yield().get("LD_PRELOAD", ""))
-        return 0
     end_jobs_at_sigterm()
     results = Results()
     for ranks in options.n.split(","):
