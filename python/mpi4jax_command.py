@@ -124,6 +124,7 @@ def main() -> int:
     start = commands.add_parser("run", help=words, description=f"{words.capitalize()}.")
     start.add_argument("-n", dest="ranks", type=int, required=True, help="number of ranks")
     start.add_argument("--plain", action="store_true", help="do not mark lines with their rank")
+    start.add_argument("-m", dest="is_module", action="store_true", help="run a Python module")
     start.add_argument("command", metavar="program", help="a program, or a file that ends with .py")
     start.add_argument("arguments", nargs=argparse.REMAINDER)
     for name, (_, words) in MODULES.items():
@@ -134,7 +135,8 @@ def main() -> int:
         os.execv(sys.executable, [sys.executable, "-m", module, *rest])
     if rest:
         start.error(f"unrecognized arguments: {' '.join(rest)}")
-    command = with_python([options.command, *options.arguments])
+    command = [options.command, *options.arguments]
+    command = [sys.executable, "-m", *command] if options.is_module else with_python(command)
     return run(options.ranks, command, plain=options.plain)
 
 

@@ -45,6 +45,14 @@ def test_run(tmp_path):
     assert plain.stdout == "out of 1\nlast"
 
 
+def test_run_of_a_module(tmp_path, monkeypatch):
+    (tmp_path / "module.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    job = mpi4jax("run", "-n", "1", "--plain", "-m", "module", "-x")
+    assert job.returncode == 0
+    assert job.stdout == "out of 1\nlast -x"
+
+
 def test_marks_of_open_mpi(tmp_path):
     given = b"launcher\n[1,0]<stdout>: a\n[job-1@1,12]<stderr>: r12 | b\n"
     given += b"[1,1]<stdout>: c[1,0]<stdout>: d"
