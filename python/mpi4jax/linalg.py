@@ -88,7 +88,8 @@ def vdot(
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
-        >>> float(mpi4jax.linalg.vdot(jnp.ones(3), jnp.ones(3))) == 3 * mpi4jax.default_comm().size
+        >>> x = jnp.ones(3)
+        >>> float(mpi4jax.linalg.vdot(x, x)) == 3 * mpi4jax.default_comm().size
         True
     """
     shapes = [jax.tree.map(jnp.shape, v) for v in (a, b)]
