@@ -179,8 +179,8 @@ def migrate(
 
     Raises:
         TypeError: if ``owners`` does not hold integers.
-        ValueError: if ``owners`` does not have one entry per row of ``x``. jax.errors.
-        JaxRuntimeError: on all ranks when it runs, from :func:`ragged_alltoall`: about
+        ValueError: if ``owners`` does not have one entry per row of ``x``.
+        jax.errors.JaxRuntimeError: on all ranks when it runs, from :func:`ragged_alltoall`: about
             ``capacity`` if a rank would receive more rows, and about ``send_counts``, which are
             ``-n`` then, if ``n`` rows of a rank have owners that are not ranks. No row is dropped.
 

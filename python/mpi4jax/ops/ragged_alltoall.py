@@ -114,10 +114,10 @@ def ragged_alltoall(
         TypeError: if ``send_counts``, ``capacity`` or ``comm`` has a wrong type, or the dtype is
             not supported.
         ValueError: if ``send_counts`` does not have one entry per rank, ``capacity`` is negative,
-        or the leaves of ``x`` have different numbers of rows. jax.errors.JaxRuntimeError: when it
-        runs, if this rank receives more rows than ``capacity``, or the counts of a rank are
-        negative, exceed the rows of ``x``, or under ``vmap`` differ within the batch. In the latter
-        cases all ranks raise it. No row is dropped silently.
+            or the leaves of ``x`` have different numbers of rows.
+        jax.errors.JaxRuntimeError: when it runs, if this rank receives more rows than ``capacity``,
+            or the counts of a rank are negative, exceed the rows of ``x``, or under ``vmap`` differ
+            within the batch. In the latter cases all ranks raise it. No row is dropped silently.
 
     Derivative:
         With respect to ``x`` only: the transpose sends the rows back, and rows that were not sent
