@@ -227,7 +227,7 @@ class AsyncCheckpointer:
         self._has_threads = min(levels) >= MPI.THREAD_MULTIPLE
         self._this, self._error = this, None
         self._thread = threading.Thread(target=self._run, name="checkpoints.save", daemon=True)
-        atexit.register(self._at_exit)
+        atexit.register(self._end)
         self._thread.start()
 
     def _run(self) -> None:
@@ -263,23 +263,17 @@ class AsyncCheckpointer:
         Raises:
             OSError: on all ranks, if a rank could not write. The previous checkpoint stays.
         """
-        if self._thread is None:
-            return
+        if self._thread is not None:
+            self._end(is_exit=False)
+
+    def _end(self, is_exit: bool = True) -> None:
+        assert self._thread is not None
         self._thread.join()
         if not self._has_threads:
             self._complete()
-        self._comm.Free()
-        self._ended()
-
-    def _at_exit(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            if not self._has_threads:
-                self._complete()
-            self._ended()
-
-    def _ended(self) -> None:
-        atexit.unregister(self._at_exit)
+        if not is_exit:  # MPI_Finalize frees it then
+            self._comm.Free()
+        atexit.unregister(self._end)
         self._this = self._thread = None
         error, self._error = self._error, None
         if error is not None:

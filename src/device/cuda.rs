@@ -102,8 +102,8 @@ impl Driver {
                 CStr::from_ptr(text).to_string_lossy().into()
             }
         };
-        let function = if hip::is_here() { hip::name(function) } else { None }
-            .unwrap_or(function.trim_end_matches("_v2"));
+        let of_hip = if hip::is_here() { hip::name(function) } else { None };
+        let function = of_hip.unwrap_or(function.trim_end_matches("_v2"));
         Cause::Library { function, code, text }
     }
 

@@ -39,7 +39,7 @@ fn collective(call: &Call, record: &Record) -> Result<(), Cause> {
     })
 }
 
-/// What each rank sends to this one, where this one sends so much to each.
+/// Exchanges counts: returns how many elements each rank sends to this rank, which sends `sent` of them to each.
 fn told(call: &Call, sent: &[u64]) -> Result<Vec<u64>, Cause> {
     let mut to_me = vec![0; sent.len()];
     // SAFETY: a registered communicator, which is not freed, and an integer for and from each of its ranks.

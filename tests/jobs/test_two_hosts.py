@@ -52,11 +52,15 @@ nt.recv(x, 1).block_until_ready()
 """
 
 
+@pytest.fixture(autouse=True)
+def _has_hosts():
+    if why := two_hosts.missing():
+        pytest.skip(f"two hosts: {why}")
+
+
 @pytest.mark.parametrize("comm, says", [("default", "do not"), ("own", "may not")])
 def test_collectives_of_two_hosts_that_differ(tmp_path, comm, says):
     """They have completed, with wrong values: found when the hosts ask each other about a wait."""
-    if why := two_hosts.missing():
-        pytest.skip(f"two hosts: {why}")
     program = tmp_path / "program.py"
     program.write_text(DIFFERENT)
     rank = ["env", "JAX_PLATFORMS=cpu", "MPI4JAX_TIMEOUT=20", f"MPI4JAX_DUMP_DIR={tmp_path}"]
@@ -88,8 +92,6 @@ def test_collectives_of_two_hosts_that_differ(tmp_path, comm, says):
 
 @pytest.mark.parametrize("fault, shared, says", CASES)
 def test_two_hosts(tmp_path, fault, shared, says):
-    if why := two_hosts.missing():
-        pytest.skip(f"two hosts: {why}")
     program, log = tmp_path / "program.py", tmp_path / "log"
     program.write_text(PROGRAM)
     # `hostname` differs between the two: a directory per host, if it is part of the name.
