@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
+from ._job.abort import fail_at_exit
 from ._job.flush import flush
 from ._numerics import files, store
 from ._numerics.base import as_comm
@@ -168,8 +169,8 @@ class AsyncCheckpointer:
     ``MPI_THREAD_MULTIPLE``, the thread only writes, and ``wait`` or the next ``save``
     publishes the checkpoint.
 
-    A job that ends waits for the save. End with ``wait`` or a ``with`` block nevertheless: at
-    exit, Python prints an error, but the exit status remains 0.
+    A job that ends waits for the save. If that fails, the job is aborted with exit status 1, as
+    after an uncaught exception, unless ``MPI4JAX_ABORT=0``: then the error is only printed.
 
     Example:
         >>> import tempfile
@@ -227,7 +228,7 @@ class AsyncCheckpointer:
         self._has_threads = min(levels) >= MPI.THREAD_MULTIPLE
         self._this, self._error = this, None
         self._thread = threading.Thread(target=self._run, name="checkpoints.save", daemon=True)
-        atexit.register(self._end)
+        atexit.register(self._at_exit, os.getpid())
         self._thread.start()
 
     def _run(self) -> None:
@@ -264,20 +265,25 @@ class AsyncCheckpointer:
             OSError: on all ranks, if a rank could not write. The previous checkpoint stays.
         """
         if self._thread is not None:
-            self._end(is_exit=False)
+            self._end()
+            self._comm.Free()
+            atexit.unregister(self._at_exit)
+            self._this = self._thread = None
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
 
-    def _end(self, is_exit: bool = True) -> None:
+    def _end(self) -> None:
         assert self._thread is not None
         self._thread.join()
         if not self._has_threads:
             self._complete()
-        if not is_exit:  # MPI_Finalize frees it then
-            self._comm.Free()
-        atexit.unregister(self._end)
-        self._this = self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+
+    def _at_exit(self, pid: int) -> None:
+        if os.getpid() == pid:  # a forked child is not a rank
+            self._end()
+            if self._error is not None:
+                fail_at_exit(self._error)
 
     def __enter__(self) -> AsyncCheckpointer:
         return self

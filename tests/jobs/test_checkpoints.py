@@ -86,3 +86,57 @@ def test_a_job_is_killed_while_it_writes(mpirun, tmp_path, kill, step, how):
     if how:
         job = mpirun(2, file, 5, "never")
         assert job.stdout.count("begins with 5") == 2, job.stdout + job.stderr
+
+
+LOST = """
+import sys
+import jax.numpy as jnp
+import mpi4py
+if "serialized" in sys.argv:
+    mpi4py.rc.thread_level = "serialized"
+from mpi4py import MPI
+import mpi4jax
+from mpi4jax import checkpoints
+from mpi4jax._numerics import store
+
+rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+opened = store.open_array
+
+def full(*args, create=False):
+    if not create:
+        raise OSError("no space left")
+    return opened(*args, create=create)
+
+if rank == size - 1 and "healthy" not in sys.argv:
+    store.open_array = full
+layout = mpi4jax.Layout((8, 3), {0: size})
+checkpointer = checkpoints.AsyncCheckpointer()
+checkpointer.save("state", jnp.ones(layout.block_shape(rank)), layout)
+print("the end", flush=True)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("how", ["multiple", "serialized", "healthy"])
+def test_the_last_checkpoint_is_lost(mpirun, tmp_path, ranks, how):
+    """Nobody waits for it, but the job fails."""
+    file = tmp_path / "program.py"
+    file.write_text(LOST)
+    job = mpirun(ranks, file, how)
+    assert job.stdout.count("the end") == ranks
+    if how == "healthy":
+        assert job.returncode == 0, job.stderr
+        assert (tmp_path / "state" / "index.json").exists()
+        return
+    assert job.returncode == 1, job.stderr
+    assert "an uncaught exception at exit aborts the job" in job.stderr
+    assert "OSError: no space left" in job.stderr
+    assert not (tmp_path / "state" / "index.json").exists()
+
+
+def test_the_last_checkpoint_is_lost_without_aborting(mpirun, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(LOST)
+    job = mpirun(2, file, env={"MPI4JAX_ABORT": "0"})
+    assert job.returncode == 0
+    assert "OSError: no space left" in job.stderr

@@ -183,14 +183,29 @@ def _at_exit() -> None:
         _abort_after(_EXIT_GRACE, _exit_code & 0xFF or 1)
 
 
+def fail_at_exit(error: Exception) -> None:
+    """Fail because of an error that a handler at exit has found.
+
+    Python would print it and end with status 0, also in a job of one rank.
+    """
+    if not _is_asked() or _interactive():
+        raise error
+    _say_exception("at exit", (type(error), error, error.__traceback__))
+    _abort(1)
+    os._exit(1)  # MPI has been finalized
+
+
 _installed = False
 
 
-def _is_wanted() -> bool:
+def _is_asked() -> bool:
     """Also if a setting has a wrong value: the check of the settings raises later."""
+    return settings.get("MPI4JAX_ABORT").lower() not in settings.FALSE
+
+
+def _is_wanted() -> bool:
     runs = MPI.Is_initialized() and not MPI.Is_finalized()
-    asked = settings.get("MPI4JAX_ABORT").lower() not in settings.FALSE
-    return runs and MPI.COMM_WORLD.size > 1 and asked
+    return runs and MPI.COMM_WORLD.size > 1 and _is_asked()
 
 
 def install() -> None:
