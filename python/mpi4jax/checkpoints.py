@@ -19,10 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._job.abort import fail_at_exit
 from ._job.flush import flush
 from ._numerics import files, store
-from ._numerics.base import as_comm
+from ._numerics.base import as_comm, fail_at_exit
 from ._numerics.layout import part_of
 from ._spmd.mesh import Mesh
 from .layouts import comm_of, layouts_and_comm

@@ -16,6 +16,7 @@ from .._jax.compat import (
     vary_over as vary_over,
     varying_axes as varying_axes,
 )
+from .._job.abort import fail_at_exit as fail_at_exit
 from .._op import manual as manual
 from .._op.arguments import from_end as from_end, rank_of as rank_of
 from .._op.comm import (
