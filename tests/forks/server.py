@@ -58,8 +58,10 @@ def become(environment, folder, files):
 def serve(path):
     """Serves until it is terminated; in a forked process it returns what Python is to run."""
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+    # Who sees the socket may connect at once.
+    listener.bind(f"{path}.new")
     listener.listen(100)
+    os.rename(f"{path}.new", path)
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     while True:

@@ -19,7 +19,7 @@ STUCK = ALLREDUCE + "import time; time.sleep(60)"
 
 
 def test_what_never_ends_on_the_gpu_is_reported(python, fakes):
-    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_TIMEOUT": 1}
+    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_TIMEOUT": 3}
     result = python(STUCK, {**env, "FAKE_CUDA_STUCK": 1})
     words = (
         "allreduce on mpi4jax.default, which is on the GPU, has not completed after MPI4JAX_TIME"

@@ -38,7 +38,9 @@ FAULTS = {
     "a time-out in a scan": Fault(
         "step = lambda c, i: (nt.allreduce(c, MPI.SUM), i)\n"
         "f = mpi4jax.jit(lambda x, i: jax.lax.scan(step, x, i)[0])\n"
-        "wait(f(x, jnp.arange(3 + 2 * (rank == 0))))\ntime.sleep(60)",
+        # Ranks compile for different times, which the time limit must not see.
+        "i = jnp.arange(3 + 2 * (rank == 0)); f = f.lower(x, i).compile(); comm.Barrier()\n"
+        "wait(f(x, i))\ntime.sleep(60)",
         (
             HUNG,
             f"rank 0 is in allreduce #4 .*fault.py:{FIRST_LINE}",
@@ -74,17 +76,20 @@ FAULTS = {
     ),
     "a rank that compiles": Fault(
         "def long(x):\n"
+        "    comm.Barrier()\n"
         # Long enough that the time-out falls into one stage, and not between two.
         "    for i in range(60000): x = jnp.sin(x) * i\n"
         "    return x\n"
         "if rank == 1: wait(jax.jit(long)(x))\n"
+        "else: comm.Barrier()\n"
         "wait(nt.allreduce(x, MPI.SUM))",
         (HUNG, r"rank 1 is in no operation; JAX (traces|lowers|compiles)"),
         status=HUNG_STATUS,
         env=TIMED,
     ),
     "a rank that is slow, where a time-out does not end the job": Fault(
-        "if rank == 1: time.sleep(4)\nwait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
+        "f = mpi4jax.jit(lambda x: nt.allreduce(x, MPI.SUM)).lower(x).compile(); comm.Barrier()\n"
+        "if rank == 1: time.sleep(8)\nwait(f(x)); print('the end', rank)",
         (HUNG, "rank 1 is in no operation", "the job continues", "the end 0", "the end 1"),
         status=0,
         env={"MPI4JAX_ON_TIMEOUT": "continue", **TIMED},
@@ -121,12 +126,13 @@ FAULTS = {
         # Its operation begins when Python has come to the end of the block.
         "w, step = jnp.ones((400, 400)), lambda i, w: jnp.tanh(w @ w)\n"
         "late = jax.jit(lambda w: jax.lax.fori_loop(0, 300, step, w)[0, :3]); wait(late(w))\n"
+        "comm.Barrier()\n"
         "with mpi4jax.time_limit(2):\n"
         "    if rank == 0: nt.allreduce(late(w), MPI.SUM)\n"
         "time.sleep(60)",
         (
             r"allreduce #2 .* has not completed after time_limit\(2 s\)",
-            rf"rank 1 is in no operation.*fault.py:{FIRST_LINE + 7}",
+            rf"rank 1 is in no operation.*fault.py:{FIRST_LINE + 8}",
         ),
         status=HUNG_STATUS,
         env={"MPI4JAX_TIMEOUT": "1e20", "MPI4JAX_REPORT_AFTER": "1e20"},
@@ -159,7 +165,7 @@ FAULTS = {
     ),
     # ---- What only looks like one
     "another thread ends what looks like a deadlock": Fault(
-        "def serve(): time.sleep(16); nt.send(x, 1, tag=1)\n"
+        "def serve(): time.sleep(20); nt.send(x, 1, tag=1)\n"
         "if rank == 0: t = threading.Thread(target=serve); t.start(); wait(nt.recv(x, 1, tag=2))\n"
         "else: wait(nt.recv(x, 0, tag=1)); nt.send(x, 0, tag=2)\n"
         "mpi4jax.flush(); print('the end', rank)",
@@ -175,8 +181,10 @@ FAULTS = {
         silent=("can never complete", "aborting the job \\("),
     ),
     "a thread that has communicated goes on": Fault(
-        "def serve(): wait(nt.allreduce(x, MPI.SUM)); time.sleep(12); nt.send(x, 1, tag=1)\n"
-        "t = threading.Thread(target=serve); t.start(); time.sleep(2)\n"
+        "e = threading.Event()\n"
+        "def serve():\n"
+        "    wait(nt.allreduce(x, MPI.SUM)); e.set(); time.sleep(12); nt.send(x, 1, tag=1)\n"
+        "t = threading.Thread(target=serve); t.start(); e.wait()\n"
         "if rank == 0: wait(nt.recv(x, 1, tag=2, comm=comm))\n"
         "else: wait(nt.recv(x, 0, tag=1)); nt.send(x, 0, tag=2, comm=comm)\n"
         "mpi4jax.flush(); print('the end', rank)".replace(
@@ -190,15 +198,20 @@ FAULTS = {
     "a program of a thread that has ended ends what looks like a deadlock": Fault(
         "a, b = comm.Dup(), comm.Dup()\n"
         "step, w = lambda i, w: jnp.tanh(w @ w), jnp.ones((400, 400))\n"
-        "late = lambda w: nt.send(jax.lax.fori_loop(0, 2500, step, w)[0], 1, comm=a)\n"
+        "work = jax.jit(lambda w, n: jax.lax.fori_loop(0, n, step, w)[0])\n"
+        "late = jax.jit(lambda w, n: nt.send(work(w, n), 1, comm=a))\n"
         "if rank == 0:\n"
-        "    t = threading.Thread(target=jax.jit(late), args=(w,)); t.start(); t.join()\n"
+        # On a machine of any speed, this takes about 12 seconds.
+        "    wait(work(w, 1)); t = time.time(); wait(work(w, 50))\n"
+        "    n = int(50 * 12 / (time.time() - t))\n"
+        "    t = threading.Thread(target=late, args=(w, n)); t.start(); t.join()\n"
         "    wait(nt.recv(x, 1, comm=b))\n"
         "else: nt.send(nt.recv(w[0], 0, comm=a)[:3], 0, comm=b)\n"
         "mpi4jax.flush(); print('the end', rank)",
         ("the end 0", "the end 1"),
         status=0,
         silent=("can never complete", "aborting the job"),
+        time_limit=90,
     ),
     "a main thread in mpi4py ends what looks like a deadlock": Fault(
         "out = np.ones(3, np.float32)\n"
@@ -218,10 +231,10 @@ FAULTS = {
         "wait(nt.allreduce(x, MPI.SUM, comm=b if rank else a))",
         (
             "unless they are on different communicators of the same ranks, which is a deadlock",
-            "has not completed after MPI4JAX_TIMEOUT=6 s",
+            "has not completed after MPI4JAX_TIMEOUT=10 s",
         ),
         status=HUNG_STATUS,
-        env={"MPI4JAX_REPORT_AFTER": "2", "MPI4JAX_TIMEOUT": "6"},
+        env={"MPI4JAX_REPORT_AFTER": "2", "MPI4JAX_TIMEOUT": "10"},
     ),
     "communicators that have several names": Fault(
         "c = comm.Split(0, rank); c.Set_name(f'of rank {rank}')\n"

@@ -1,7 +1,6 @@
 """Programs as users start them: how they end, and what they print."""
 
 import re
-import socket
 import textwrap
 
 import pytest
@@ -186,12 +185,17 @@ print("not reached")
 # ---- Arrays of `jax.distributed`
 
 GLOBAL = """
-import sys
+import socket
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
-jax.distributed.initialize(sys.argv[1], comm.size, comm.rank, local_device_ids=[0])
+# After MPI has opened its ports, and just before JAX opens this one.
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+port = comm.bcast(port)
+jax.distributed.initialize(f"localhost:{port}", comm.size, comm.rank, local_device_ids=[0])
 import mpi4jax
 from mpi4jax import notoken
 
@@ -220,8 +224,5 @@ print("ok")
 
 def test_arrays_of_several_processes_are_refused(mpirun, tmp_path):
     (tmp_path / "program.py").write_text(GLOBAL)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    job = mpirun(2, "program.py", f"localhost:{port}", fork=False)
+    job = mpirun(2, "program.py", fork=False)
     assert (job.returncode, job.stdout.count("ok\n")) == (0, 2), job.stderr  # beside Gloo's words

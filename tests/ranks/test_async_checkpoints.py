@@ -1,5 +1,6 @@
 """Checkpoints that a thread writes while the program goes on."""
 
+import threading
 import time
 
 import jax
@@ -43,6 +44,20 @@ def slow(monkeypatch):
     monkeypatch.setattr(store, "open_array", late)
 
 
+@pytest.fixture
+def go_on(monkeypatch):
+    """An event, for which writing waits."""
+    opened, event = store.open_array, threading.Event()
+
+    def late(*args, create=False):
+        assert create or event.wait(60)
+        return opened(*args, create=create)
+
+    monkeypatch.setattr(store, "open_array", late)
+    yield event
+    event.set()
+
+
 def loaded(path):
     return checkpoints.load(path, {"x": np.zeros(SHAPE), "step": 0}, {"x": ROWS, "step": None})
 
@@ -51,18 +66,19 @@ def begin(checkpointer, path, x, step=1, **more):
     checkpointer.save(path, {"x": x, "step": step}, {"x": ROWS, "step": None}, **more)
 
 
-def test_the_program_goes_on(folder, slow, level):
+def test_the_program_goes_on(folder, go_on, level):
     """It overwrites what is saved, and communicates on the same communicator."""
     checkpointer = checkpoints.AsyncCheckpointer()
     x = np.full(SHAPE, RANK + 1.0)
     begin(checkpointer, folder / "1", x)
-    assert not (folder / "1" / store.INDEX).exists()
     x[:] = np.nan
     total = 0
     for _ in range(20):
         total += float(notoken.allreduce(jnp.float32(1)))
         total += notoken.default_comm().allreduce(1)
     assert total == 40 * SIZE
+    assert not (folder / "1" / store.INDEX).exists()
+    go_on.set()
     checkpointer.wait()
     checkpointer.wait()
     found = loaded(folder / "1")

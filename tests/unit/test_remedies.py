@@ -50,7 +50,8 @@ def test_commands_install_no_other_package():
 @pytest.mark.parametrize("line", [line for line in commands() if line != "."])
 def test_commands_of_messages_install_what_they_name(line):
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet"]
-    command += ["--ignore-installed", "--report", "-", *line.split()]
+    # Else pip tries for longer than this test may take where an index does not answer.
+    command += ["--retries=1", "--ignore-installed", "--report", "-", *line.split()]
     job = subprocess.run(command, capture_output=True, text=True, timeout=110)
     if job.returncode:
         pytest.skip(f"pip finds no index here: {job.stderr[-200:]}")
