@@ -253,6 +253,11 @@ class Plan(Uncopied):
                     f"ghosts.Plan.{name}: argument '{argument}' must have a row for each id; "
                     f"expected ({rows}, ...) on rank {self.comm.rank}, got {leaf.shape}"
                 )
+            if name.endswith("add") and not jnp.issubdtype(leaf.dtype, np.number):
+                raise TypeError(
+                    f"ghosts.Plan.{name}: argument '{argument}' has an array of dtype "
+                    f"{leaf.dtype}, which cannot be added; expected numbers"
+                )
             return leaf
 
         return jax.tree.map(check, x)
@@ -313,14 +318,15 @@ class Plan(Uncopied):
         """Return, for each row that this rank owns, the sum of all ranks' rows of ``y`` for it.
 
         Args:
-            y: array of shape ``(len(needed_ids), *S)``, of a type that can be summed, rows in the
-                order of ``needed_ids``; or a pytree of such arrays.
+            y: array of shape ``(len(needed_ids), *S)``, of numbers, rows in the order of
+                ``needed_ids``; or a pytree of such arrays.
 
         Returns:
             Array of shape ``(len(owned_ids), *S)`` and the dtype of ``y``: zeros where no rank
             needs the row. The order of each sum is always the same.
 
         Raises:
+            TypeError: if ``y`` does not hold numbers.
             ValueError: if ``y`` does not have one row per needed id.
 
         Derivative:

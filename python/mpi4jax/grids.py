@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._numerics.base import Dirichlet, as_array, cart as _cart, rank_of
+from ._numerics.base import Dirichlet, Uncopied, as_array, cart as _cart, rank_of
 from ._numerics.blocks import Cuts
 from ._requests.wait import after, wait
 from .ops import ihalo_exchange
@@ -26,7 +26,7 @@ __all__ = ["Block", "balanced", "dirichlet", "neumann", "overlapped", "regions"]
 Window = tuple[slice, ...]
 
 
-class Block:
+class Block(Uncopied):
     """A rank's block of a global array.
 
     Args:
@@ -115,6 +115,12 @@ class Block:
     def __repr__(self) -> str:
         parts = ", ".join(f"{s.start}:{s.stop}" for s in self.slices)
         return f"Block([{parts}] of {self.global_shape}, rank {self.rank})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled: its communicator belongs to this process. Pickle the "
+            "arguments of grids.Block other than 'cart', or its 'layout'"
+        )
 
     def layout_of(self, op: str, name: str, block: Any) -> Any:
         return self.layout

@@ -203,8 +203,9 @@ def cg(
         ``b``. With float16 and bfloat16, the relative residual seldom gets below ``1e-3``.
 
     Raises:
-        TypeError: if ``A`` or ``M`` is not a function.
-        ValueError: if ``x0`` does not have the structure and shapes of ``b``.
+        TypeError: if ``A`` or ``M`` is not a function, or returns complex numbers where ``b`` is
+            real.
+        ValueError: if ``x0``, or what ``A`` or ``M`` returns, does not have the shapes of ``b``.
 
     Derivative:
         The derivative of the solution with respect to ``b`` and to everything that ``A`` closes
@@ -371,7 +372,9 @@ def lsmr(
         :func:`cg`. ``residual_norm`` is the norm of ``b - A(x)``.
 
     Raises:
-        TypeError: if ``A`` is not a function.
+        TypeError: if ``A`` is not a function, or returns complex numbers where ``b`` and ``x0`` are
+            real.
+        ValueError: if what ``A`` returns does not have the shapes of ``b``.
 
     Derivative:
         The derivative of the solution with respect to ``b``, ``damp`` and everything that ``A``
@@ -402,8 +405,9 @@ def lsmr(
     given = jnp.concatenate([given, jnp.zeros_like(start)])
 
     def rows_of(x: Vector) -> Vector:
-        y = ravel_pytree(A(tree_x(x.astype(dtype))))[0].astype(wide)
-        return jnp.concatenate([y, damp * x])
+        y = A(tree_x(x.astype(dtype)))
+        krylov.check_result("lsmr", "A", y, b, "'b'", dtype)
+        return jnp.concatenate([ravel_pytree(y)[0].astype(wide), damp * x])
 
     # What `A` closes over becomes arguments, of which there are derivatives. Products are without
     # `fixed`, whose operations on bits have none.

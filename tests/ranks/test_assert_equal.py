@@ -105,6 +105,12 @@ def test_nan_is_nan_and_zero_has_a_sign():
         assert words == f"{others(0.0)}, rank {LAST} has -0.0"
 
 
+def test_debug_nans():
+    with jax.debug_nans(True):
+        assert_equal(notoken.assert_equal(np.ones(2, np.float32)), np.ones(2, np.float32))
+        notoken.assert_equal(jnp.ones(2, np.complex64))
+
+
 @pytest.mark.min_ranks(2)
 def test_keys_and_batches():
     fails(notoken.assert_equal, jax.random.key(RANK))

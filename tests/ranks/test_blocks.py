@@ -1,5 +1,8 @@
 """`scatter_blocks` and `gather_blocks`: a global array, cut and put together, in NumPy's slices."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,6 +116,14 @@ def test_errors_of_blocks():
         notoken.gather_blocks(np.zeros((2, 2)), cart, SIZE)
     with pytest.raises(ValueError, match=r"gather_blocks: .* fewer cells along axis 1"):
         notoken.gather_blocks(np.zeros((2, 2)), cart, width=[0, 2])
+
+
+def test_copies_of_a_block():
+    block = grids.Block((2 * SIZE,), cart_of((SIZE,), (True,)), width=1)
+    assert copy.copy(block) is copy.deepcopy({"block": block})["block"] is block
+    with pytest.raises(TypeError, match=r"^Block\(.*cannot be pickled: .* or its 'layout'"):
+        pickle.dumps(block)
+    assert pickle.loads(pickle.dumps(block.layout)) == block.layout
 
 
 # ---- The geometry

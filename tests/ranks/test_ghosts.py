@@ -229,3 +229,7 @@ def test_wrong_arguments():
         for x in (np.ones(wrong), 1.0):
             with pytest.raises(ValueError, match=message):
                 getattr(plan, name)(x)
+    for name in ("add", "iadd"):
+        for wrong in (np.ones(2, bool), jax.random.split(jax.random.key(0))):
+            with pytest.raises(TypeError, match=rf"^ghosts.Plan.{name}: argument 'y' .* added"):
+                getattr(plan, name)({"a": np.ones(2), "b": wrong})

@@ -1,6 +1,7 @@
 """The solvers of `mpi4jax.linalg`, on vectors of which each rank has a part, against NumPy."""
 
 import functools
+import re
 import warnings
 
 import jax
@@ -451,3 +452,20 @@ def test_wrong_arguments():
             solver(lambda v: v, np.ones(3), M=3)
         with pytest.raises(ValueError, match=rf"^{name}: argument 'x0' must have the shapes of"):
             solver(lambda v: v, np.ones(3), np.ones(4))
+
+
+def test_what_a_function_of_the_user_returns():
+    """Shapes and dtypes of another vector: some of them would give wrong values in silence."""
+    for name in ("bicgstab", "cg", "gmres", "lsmr", "minres"):
+        solver = getattr(linalg, name)
+        for f, got in ((np.transpose, (3, 2)), (jnp.ravel, (6,)), (jnp.sum, ())):
+            words = f"{name}: argument 'A' must return a vector of the shapes of 'b', (2, 3), got "
+            with pytest.raises(ValueError, match=re.escape(f"{words}{got}")):
+                solver(f, np.ones((2, 3)))
+        with pytest.raises(TypeError, match=rf"^{name}: argument 'A' returns complex64 for a vec"):
+            solver(lambda v: 2j * v, np.ones(3, np.float32))
+        if name != "lsmr":
+            with pytest.raises(ValueError, match=rf"^{name}: argument 'M' must .*got \(2,\)"):
+                solver(lambda v: 2 * v, np.ones(3), M=lambda v: v[1:])
+    x, _ = linalg.cg(lambda v: [2 * v[0], 2 * v[1]], (np.ones(2), np.ones(())))
+    assert x[0].tolist() == [0.5, 0.5]

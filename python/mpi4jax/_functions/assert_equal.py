@@ -153,12 +153,14 @@ class _Leaf:
         self.dtype = x.dtype
         if jnp.issubdtype(x.dtype, np.complexfloating):
             x = jnp.concatenate([x.real, x.imag], axis=-1)
-        if jnp.issubdtype(x.dtype, np.inexact):
-            x = jnp.where(jnp.isnan(x), jnp.full_like(x, jnp.nan), x)
         if x.dtype == bool:
             x = x.astype(np.uint8)
-        x = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
-        self.bits = x.reshape(value.size, x.shape[-1])
+        bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
+        if jnp.issubdtype(x.dtype, np.inexact):
+            # The bits of one NaN: with `jax_debug_nans`, an array that holds a NaN is an error.
+            nan = np.full((), np.nan, x.dtype).view(bits.dtype)
+            bits = jnp.where(jnp.isnan(x), nan, bits)
+        self.bits = bits.reshape(value.size, x.shape[-1])
 
     def words(self, place: int, rows: np.ndarray[Any, Any]) -> str:
         """Return what the ranks have at a place: `['w'] at (0, 1): ranks 0-1 have 1.0, rank 2 has

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
@@ -390,6 +391,23 @@ def check(name: str, functions: dict[str, Any], monitor: Any, x0: Any, like: Any
         )
 
 
+def check_result(name: str, argument: str, y: Any, expected: Any, of: str, dtype: Any) -> None:
+    """Raise an error if a user's function has not returned a vector like ``expected``."""
+    wanted, got = ([jnp.shape(leaf) for leaf in jax.tree.leaves(v)] for v in (expected, y))
+    if got != wanted:
+        words = [str(shapes[0] if len(shapes) == 1 else shapes) for shapes in (wanted, got)]
+        raise ValueError(
+            f"{name}: argument '{argument}' must return a vector of the shapes of {of}, "
+            f"{words[0]}, got {words[1]}"
+        )
+    given = jnp.result_type(dtype, *jax.tree.leaves(y))
+    if jnp.issubdtype(given, np.complexfloating) and jnp.issubdtype(dtype, np.floating):
+        raise TypeError(
+            f"{name}: argument '{argument}' returns {given} for a vector of {dtype}; pass "
+            "complex vectors, such as b.astype(complex)"
+        )
+
+
 def wide_of(dtype: Any) -> Any:
     """Return the dtype of the iteration: in 16 bits, counters end at 256 and squares underflow."""
     return jnp.promote_types(dtype, jnp.float32)
@@ -415,15 +433,20 @@ def solve(
     flat, tree = ravel_pytree(inexact(b))
     wide = wide_of(flat.dtype)
 
-    def on_flat(f: Any) -> Operator:
-        return lambda v: ravel_pytree(f(tree(v)))[0]
+    def on_flat(argument: str, f: Any) -> Operator:
+        def of_flat(v: Vector) -> Vector:
+            y = f(tree(v))
+            check_result(name, argument, y, b, "'b'", flat.dtype)
+            return ravel_pytree(y)[0]
+
+        return of_flat
 
     def in_wide(f: Operator) -> Operator:
         return lambda v: space.fixed(f(v.astype(flat.dtype)).astype(wide))
 
     start = jnp.zeros_like(flat) if x0 is None else ravel_pytree(inexact(x0))[0]
     start = lax.stop_gradient(start).astype(wide)
-    precondition = (lambda v: v) if M is None else in_wide(on_flat(M))
+    precondition = (lambda v: v) if M is None else in_wide(on_flat("M", M))
 
     def on_scaled(start: Vector, matvec: Operator, b: Vector) -> tuple[Vector, Info]:
         b = b.astype(wide)
@@ -444,7 +467,7 @@ def solve(
         return x, Info(k, jnp.sqrt(square) * scale, reason)
 
     x, info = lax.custom_linear_solve(
-        on_flat(A),
+        on_flat("A", A),
         flat,
         functools.partial(on_scaled, start),
         # `x0` is not a guess for the solution of another equation.
