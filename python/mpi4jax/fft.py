@@ -405,8 +405,8 @@ def frequencies(
         its own axis, so that it broadcasts with the block.
 
     Raises:
-        TypeError, ValueError: as for :func:`fftn`, or if ``d`` does not have one distance for each
-            of ``axes``.
+        TypeError, ValueError: as for :func:`fftn`, or if ``dtype`` is not a floating-point type, or
+            ``d`` does not have one distance for each of ``axes``.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -424,6 +424,11 @@ def frequencies(
             f"frequencies: argument 'd' must be a number, or one for each of {len(t.axes)} axes, "
             f"got {d!r}"
         )
+    dtype = jnp.result_type(float) if dtype is None else dtype
+    if not jnp.issubdtype(dtype, np.floating):
+        raise TypeError(
+            f"frequencies: argument 'dtype' must be a floating-point type, got {dtype!r}"
+        )
     block, out = t.spectrum.block(t.rank), []
     for axis, distance in zip(t.axes, distances, strict=True):
         is_half = real and axis == t.axes[-1]
@@ -432,5 +437,5 @@ def frequencies(
         values = of(t.layout.shape[axis], distance)[block[axis]]
         shape = [1] * len(t.layout.shape)
         shape[axis] = -1
-        out.append(jnp.asarray(values.reshape(shape), dtype or jnp.result_type(float)))
+        out.append(jnp.asarray(values.reshape(shape), dtype))
     return tuple(out)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._numerics.base import Dirichlet, Uncopied, as_array, cart as _cart, rank_of
+from ._numerics.base import Dirichlet, Uncopied, as_array, cart as _cart, rank_of, static_int
 from ._numerics.blocks import Cuts
 from ._requests.wait import after, wait
 from .ops import ihalo_exchange
@@ -210,18 +210,39 @@ def balanced(weights: Any, parts: int) -> list[int]:
 
     Args:
         weights: array of one axis: the work of each cell along it, not negative, equal on all
-            ranks; of several axes the sum over the others.
+            ranks. For a grid of several axes, pass the sum over the other axes. If all weights are
+            zero, cells count equally.
         parts: number of blocks.
 
     Returns:
         The lengths, for ``cuts`` of :class:`Block` or :class:`mpi4jax.Layout`.
+
+    Raises:
+        TypeError: if ``parts`` is not an integer.
+        ValueError: if ``weights`` has other than one axis, or a weight is negative, infinite or
+            NaN; or if ``parts`` is less than 1.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
         >>> mpi4jax.grids.balanced([5, 1, 1, 1, 1, 1], 2)
         [1, 5]
     """
-    sums = np.concatenate([[0.0], np.cumsum(np.asarray(weights, float))])
+    parts = static_int("balanced", "parts", parts, "a number of blocks, at least 1")
+    if parts < 1:
+        raise ValueError(f"balanced: argument 'parts' must be at least 1, got {parts}")
+    work = np.asarray(weights, float)
+    if work.ndim != 1:
+        raise ValueError(
+            f"balanced: argument 'weights' must have one axis, got shape {work.shape}; sum over "
+            "the axes that these blocks do not decompose"
+        )
+    wrong = ~(np.isfinite(work) & (work >= 0))
+    if wrong.any():
+        raise ValueError(
+            "balanced: argument 'weights' must be finite and not negative, got "
+            f"{work[wrong][0]} for cell {np.argmax(wrong)}"
+        )
+    sums = np.concatenate([[0.0], np.cumsum(work if work.any() else np.ones_like(work))])
     shares = sums[-1] * np.arange(1, parts) / parts
     above = np.searchsorted(sums, shares).clip(1, max(len(sums) - 1, 1))
     ends = np.where(shares - sums[above - 1] <= sums[above] - shares, above - 1, above)

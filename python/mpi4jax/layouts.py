@@ -178,11 +178,14 @@ def migrate(
         ranks that had them, and in the order that they had there. Zeros follow.
 
     Raises:
-        TypeError: if ``owners`` does not hold integers.
-        ValueError: if ``owners`` does not have one entry per row of ``x``.
-        jax.errors.JaxRuntimeError: on all ranks when it runs, from :func:`ragged_alltoall`: about
-            ``capacity`` if a rank would receive more rows, and about ``send_counts``, which are
-            ``-n`` then, if ``n`` rows of a rank have owners that are not ranks. No row is dropped.
+        TypeError: if ``owners`` does not hold integers, or ``count`` is not an integer.
+        ValueError: if ``owners`` does not have one entry per row of ``x``, or ``count`` is negative
+            or more than the rows of ``x``.
+        jax.errors.JaxRuntimeError: when it runs, from :func:`ragged_alltoall`: about ``capacity``
+            on a rank that would receive more rows; and on all ranks about ``send_counts``, which
+            are ``-n`` then, if ``n`` rows of a rank have owners that are not ranks, and
+            ``-(rows + 1)`` if ``count`` is an array, and negative or more than ``rows``. No row is
+            dropped.
 
     Derivative:
         With respect to ``x`` only: the transpose sends the rows back.
@@ -213,12 +216,25 @@ def migrate(
                 f"{op}: argument 'owners' must have one entry per row of 'x', got shapes "
                 f"{owners.shape} and {leaf.shape}"
             )
+    rows = owners.size if count is None else count
+    if jnp.shape(rows) or not jnp.issubdtype(jnp.result_type(rows), np.integer):
+        raise TypeError(
+            f"{op}: argument 'count' must be an integer, or a traced scalar of an integer type; "
+            f"got {jnp.result_type(rows)} of shape {jnp.shape(rows)}"
+        )
+    # An array is checked where the counts are: reading it here would wait for it.
+    if not isinstance(rows, jax.Array) and not 0 <= rows <= owners.size:
+        raise ValueError(
+            f"{op}: argument 'count' must be from 0 to {owners.size}, the number of rows of 'x', "
+            f"got {rows}"
+        )
     limits = np.iinfo(owners.dtype)
     owners = owners.clip(max(-1, limits.min), min(size, limits.max)).astype(np.int32)
-    is_sent = jnp.arange(owners.size) < (owners.size if count is None else count)
+    is_sent = jnp.arange(owners.size) < rows
     is_rank = (owners >= 0) & (owners < size)
     keys = jnp.where(is_sent & is_rank, owners, size)
     wrong = jnp.sum(is_sent & ~is_rank)
+    wrong = jnp.where((rows < 0) | (rows > owners.size), owners.size + 1, wrong)
     counts = jnp.where(wrong > 0, -wrong, jnp.bincount(keys, length=size))
     order = jnp.argsort(keys)  # stable
     ordered = jax.tree.map(lambda leaf: leaf[order], x)

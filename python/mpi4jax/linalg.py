@@ -24,6 +24,7 @@ from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
 
 from ._numerics import krylov
+from ._numerics.base import static_int
 from ._numerics.krylov import Info, Reason, check, solve, wide_of
 from ._numerics.space import Space, Vector
 
@@ -292,6 +293,9 @@ def gmres(
 
     See also: :func:`bicgstab`.
     """
+    expected = "the dimension of the Krylov space, at least 1"
+    if static_int("gmres", "restart", restart, expected) < 1:
+        raise ValueError(f"gmres: argument 'restart' must be {expected}, got {restart}")
     method, space = functools.partial(krylov.gmres, restart), Space(comm, reproducible)
     return solve("gmres", method, A, b, x0, M, space, tol, atol, maxiter, monitor, progress=1.0)
 

@@ -311,3 +311,8 @@ WRONG = [
 def test_wrong_arguments(call, kind, words):
     with pytest.raises(kind, match=words):
         call()
+
+
+def test_frequencies_are_no_integers():
+    with pytest.raises(TypeError, match=r"^frequencies: argument 'dtype' must be a floating-point"):
+        fft.frequencies(Layout((4, 4), {0: SIZE}), dtype=int)

@@ -454,6 +454,12 @@ def test_wrong_arguments():
             solver(lambda v: v, np.ones(3), np.ones(4))
 
 
+def test_a_space_without_dimension():
+    for wrong, error in ((0, ValueError), (2.5, TypeError)):
+        with pytest.raises(error, match=r"^gmres: argument 'restart' must be the dim.*at least 1"):
+            linalg.gmres(lambda v: v, np.ones(3), restart=wrong)
+
+
 def test_what_a_function_of_the_user_returns():
     """Shapes and dtypes of another vector: some of them would give wrong values in silence."""
     for name in ("bicgstab", "cg", "gmres", "lsmr", "minres"):

@@ -144,6 +144,24 @@ def test_wrong_owners(owners, error, words):
         mpi4jax.migrate(jnp.ones((2, 2)), owners, 4)
 
 
+def test_wrong_counts():
+    rows, owners = jnp.arange(3), jnp.full(3, RANK)
+    for count, error in (
+        (4, ValueError),
+        (-1, ValueError),
+        (1.5, TypeError),
+        (np.ones(1, int), TypeError),
+    ):
+        with pytest.raises(error, match=r"^migrate: argument 'count' must be"):
+            mpi4jax.migrate(rows, owners, 3, count=count)
+    for count in (4, -1):
+        own = COMM.Dup()  # it cannot be used after the error
+        send = jax.jit(lambda n: mpi4jax.migrate(rows, owners, 3, count=n, comm=own))  # noqa: B023
+        with pytest.raises(jax.errors.JaxRuntimeError, match="'send_counts' must be"):
+            jax.block_until_ready(send(count))
+        own.Free()
+
+
 def test_an_owner_that_is_no_rank():
     """It is an error on all ranks, and the row is not dropped."""
     comm = COMM.Dup()

@@ -67,6 +67,18 @@ def test_weights_are_shared():
     assert grids.balanced([5, 1, 1, 1, 1, 1], 2) == [1, 5]
     assert grids.balanced(np.ones(8), 4) == [2, 2, 2, 2]
     assert grids.balanced([0, 0, 9, 0], 3) in ([2, 0, 2], [2, 1, 1], [3, 0, 1])
+    assert grids.balanced(np.zeros(6), 3) == [2, 2, 2]
+    for weights, words in (
+        (np.ones((3, 2)), r"'weights' must have one axis, got shape \(3, 2\); sum over the axes"),
+        ([1, -1, 1], r"'weights' must be finite and not negative, got -1.0 for cell 1"),
+        ([1, np.nan], r"'weights' must be finite .*, got nan for cell 1"),
+    ):
+        with pytest.raises(ValueError, match=f"^balanced: argument {words}"):
+            grids.balanced(weights, 2)
+    with pytest.raises(ValueError, match=r"^balanced: argument 'parts' must be at least 1, got 0"):
+        grids.balanced([1, 1], 0)
+    with pytest.raises(TypeError, match=r"^balanced: argument 'parts' must be a number of blocks"):
+        grids.balanced([1, 1], 1.5)
     for seed in range(20):
         weights = np.random.default_rng(seed).exponential(size=50)
         lengths = grids.balanced(weights, 7)
