@@ -66,14 +66,12 @@ pub struct Cell {
     /// How many collectives, and how many messages, this rank has begun.
     pub number: AtomicU64,
     pub messages: AtomicU64,
-    /// Of the prints of all collectives.
-    pub chain: AtomicU64,
     /// Collectives that run now, in whichever thread.
     pub running: AtomicU32,
     /// [`FREED`], [`THREADS`], [`MIXED`].
     pub flags: AtomicU32,
-    /// Of collective n, at n % PRINTS: n, what has to be equal, the chain, and names and shapes of leaves.
-    prints: [[AtomicU64; 4]; PRINTS],
+    /// Of collective n, at n % PRINTS: n, what has to be equal, and names and shapes of leaves.
+    prints: [[AtomicU64; 3]; PRINTS],
 }
 
 pub const FREED: u32 = 1;
@@ -86,7 +84,6 @@ pub const MIXED: u32 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Print {
     pub print: u64,
-    pub chain: u64,
     pub form: u64,
 }
 
@@ -286,7 +283,7 @@ impl Slot {
 
 impl Cell {
     fn clear(&self) {
-        for number in [&self.id, &self.number, &self.messages, &self.chain] {
+        for number in [&self.id, &self.number, &self.messages] {
             number.store(0, Ordering::Relaxed);
         }
         self.flags.store(0, Ordering::Relaxed);
@@ -297,13 +294,10 @@ impl Cell {
     #[inline(always)]
     pub fn note(&self, print: u64, form: u64) -> u64 {
         let number = self.number.fetch_add(1, Ordering::SeqCst) + 1;
-        let chain = mix(self.chain.load(Ordering::Relaxed), print);
-        self.chain.store(chain, Ordering::Relaxed);
         let entry = &self.prints[number as usize % PRINTS];
         entry[0].store(0, Ordering::Release);
         entry[1].store(print, Ordering::Relaxed);
-        entry[2].store(chain, Ordering::Relaxed);
-        entry[3].store(form, Ordering::Relaxed);
+        entry[2].store(form, Ordering::Relaxed);
         entry[0].store(number, Ordering::SeqCst);
         number
     }
@@ -311,12 +305,12 @@ impl Cell {
     /// What was noted of a collective. None: it has not come to it, or is far ahead.
     #[inline(always)]
     pub fn print(&self, number: u64) -> Option<Print> {
-        let [its, print, chain, form] = &self.prints[number as usize % PRINTS];
+        let [its, print, form] = &self.prints[number as usize % PRINTS];
         if its.load(Ordering::SeqCst) != number {
             return None;
         }
         let load = |it: &AtomicU64| it.load(Ordering::Acquire);
-        let found = Print { print: load(print), chain: load(chain), form: load(form) };
+        let found = Print { print: load(print), form: load(form) };
         (its.load(Ordering::Relaxed) == number).then_some(found)
     }
 

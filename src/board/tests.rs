@@ -39,7 +39,7 @@ fn collectives_are_compared_by_number() {
     (0..18).for_each(|_| assert_ne!(other.note(7, 1), 0));
     assert_eq!(one.print(18), other.print(18));
     other.note(8, 1);
-    assert_ne!(one.print(19).unwrap().chain, other.print(19).unwrap().chain);
+    assert_ne!(one.print(19).unwrap().print, other.print(19).unwrap().print);
 }
 
 #[test]

@@ -70,13 +70,6 @@ impl Comm {
         wait_for(request)?;
         Ok(agreement.is_reached())
     }
-
-    /// The texts of all ranks. Collective.
-    pub fn all_texts(&self, text: &str) -> Result<Vec<String>, Cause> {
-        let (agreement, request) = Agreement::start(self, 0, Some(text))?;
-        wait_for(request)?;
-        Ok(agreement.texts())
-    }
 }
 
 /// Whether all ranks do the same, and what each of them does otherwise: asked where an operation is started, and judged in the wait

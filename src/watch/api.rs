@@ -96,5 +96,6 @@ pub fn build() -> String {
 
 /// The frame of the user's program in Python's main thread, if it can be read.
 pub fn user_frame() -> Option<String> {
-    Some(python::place().at).filter(|at| !at.is_empty())
+    python::ask(|_| false, python::PATIENCE);
+    Some(python::place_now(own()).at).filter(|at| !at.is_empty())
 }

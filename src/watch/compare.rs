@@ -236,15 +236,15 @@ fn hold(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> Result<()
     }
 }
 
-/// Whether two ranks exchange the rows of different plans, and no earlier collective differed. Then mpi4py has not shifted the
+/// Whether two ranks exchange the rows of different plans, and the collective before was the same. Then mpi4py has not shifted the
 /// numbers, because mpi4py exchanges no rows of plans.
 fn is_other_plan(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> bool {
     let before = running.sequence() - 1;
-    let chain = |cell: &Cell| cell.print(before).map(|it| it.chain);
+    let print = |cell: &Cell| cell.print(before).map(|it| it.print);
     let belong = [call.site.forms.belongs_to(), its_belongs_to(call, running, rank)];
     belong.iter().all(|words| Forms::are_of_plan(words))
         && belong[0] != belong[1]
-        && (before == 0 || chain(call.site.comm.cell()) == chain(cell))
+        && (before == 0 || print(call.site.comm.cell()) == print(cell))
 }
 
 /// Whether no part of mpi4py's explains the difference. Nobody gets past what waits for all ranks before this rank is in it; a rank may
@@ -330,13 +330,26 @@ const WHY_MIXED: &str = "ranks may also use the communicator through mpi4py, so 
 const WHY_FORM: &str =
     "leaves of different names or shapes have the same bytes and may be confused, so the job goes on";
 
-/// The operations of two ranks differ. Of the ranks that find it, one prints the report and aborts the job.
+/// The operations of two ranks differ, which is certain.
 #[cold]
 fn different(call: &Call, running: &Running, rank: i32) -> Result<(), Error> {
-    let texts = texts(call, running, rank);
-    let report = format!("the operations of the ranks do not match {OFF}{}", listed(&texts));
-    end_different(&report, &texts.each_ref().map(|(rank, _)| *rank));
-    Err(call.site.error(Cause::Mismatch { report }))
+    Err(call.site.error(Cause::Mismatch { report: end_with(&texts(call, running, rank)) }))
+}
+
+/// Aborts the job because these operations differ. Returns the report if nothing has ended the job.
+fn end_with(texts: &[(i32, String)]) -> String {
+    let report = format!("the operations of the ranks do not match {OFF}{}", listed(texts));
+    end_different(&report, &texts.iter().map(|(rank, _)| *rank).collect::<Vec<_>>());
+    report
+}
+
+/// These operations differ, on the default communicator or on another one.
+fn end_or_doubt(texts: &[(i32, String)], is_default: bool) {
+    if is_default && !SHARED.load(Ordering::Relaxed) {
+        end_with(texts);
+    } else {
+        say_doubt(texts, WHY_MIXED);
+    }
 }
 
 /// Aborts the job for a difference between these ranks, unless another rank does. Returns if nothing has ended the job.
@@ -355,12 +368,7 @@ pub fn between_hosts(found: &Between, other: &str) {
     let record = record_of(found.near, found.number, CommId::of_cell(cell));
     let near = record.map_or_else(|| format!("collective #{}", found.number), |record| record.to_string());
     let texts = [(found.near, near), (found.far, other.to_owned())];
-    if comm::is_default(CommId::of_cell(cell).class) && !SHARED.load(Ordering::Relaxed) {
-        let report = format!("the operations of the ranks do not match {OFF}{}", listed(&texts));
-        end_different(&report, &[found.near]);
-    } else {
-        say_doubt(&texts, WHY_MIXED);
-    }
+    end_or_doubt(&texts, comm::is_default(CommId::of_cell(cell).class));
 }
 
 fn say_doubt(texts: &[(i32, String)], why: &str) {
@@ -392,11 +400,8 @@ pub fn message(found: &Difference) {
     let texts = [(rank, found.words.clone()), (found.sender, found.sent.clone())];
     if found.is_form {
         say_doubt(&texts, WHY_FORM);
-    } else if found.is_default && !SHARED.load(Ordering::Relaxed) {
-        let report = format!("the operations of the ranks do not match {OFF}{}", listed(&texts));
-        end_different(&report, &[rank, found.sender]);
     } else {
-        say_doubt(&texts, WHY_MIXED);
+        end_or_doubt(&texts, found.is_default);
     }
 }
 

@@ -126,7 +126,7 @@ pub fn end_by_signal(signal: i32) {
     timeline::flush();
     let board = board();
     if !board.has_been_done(Once::Ending) {
-        python::publish();
+        python::ask(|_| false, PATIENCE);
         own().terminated.store(FIRST_SAYS_SO, Ordering::Release);
         let start = Instant::now();
         if board.is_first_to(Once::Terminated) {
@@ -152,7 +152,7 @@ fn say_terminated(name: &str) {
     let places: Vec<(String, i32)> = board
         .here()
         .filter(|(_, slot)| is_one(slot))
-        .map(|(rank, slot)| (report::briefly(&read::status(slot, false)), rank))
+        .map(|(rank, slot)| (report::doing(&read::status(slot)), rank))
         .collect();
     let rank = board.rank;
     let text = match &places[..] {

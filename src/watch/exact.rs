@@ -7,7 +7,7 @@ use mpi::ffi;
 
 use super::compare::{CheckLevel, check_level, print_of, with_widths};
 use crate::call::Call;
-use crate::comm::{Comm, Comparison};
+use crate::comm::{Comm, Comparison, Group};
 use crate::error::{Cause, Error};
 use crate::mpilib::check;
 use crate::ops::Dtype;
@@ -67,19 +67,19 @@ pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> 
     asked.map(Some).map_err(|cause| call.site.error(cause))
 }
 
-/// Gathers the descriptions of different operations into an error, the same on all ranks.
+/// Gathers the descriptions of different operations into an error, the same on all ranks. What an operation belongs to, or is made
+/// of, is said where ranks differ in that.
 #[cold]
 fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
-    let comm = &call.site.comm;
-    let words = with_widths(call, record);
-    let belong = comm.all_texts(&call.site.forms.belongs_to())?;
-    let mut lines = comm.all_texts(&words)?;
-    if belong.iter().any(|one| *one != belong[0]) {
-        lines = lines.iter().zip(belong).map(|(line, one)| line.to_owned() + &one).collect();
-    } else if lines.iter().all(|line| *line == lines[0]) {
-        lines = comm.all_texts(&format!("{words}, of {}", call.site.forms.sent))?;
-    }
-    Err(mismatch(comm, &lines))
+    let (comm, forms) = (&call.site.comm, &call.site.forms);
+    let own = [with_widths(call, record), forms.belongs_to(), format!(", of {}", forms.sent)];
+    let all = Group::Of(comm).all_bytes(&serde_json::to_vec(&own).unwrap_or_default())?;
+    let all: Vec<[String; 3]> =
+        all.iter().map(|text| serde_json::from_slice(text).unwrap_or_default()).collect();
+    let differs = |part: usize| all.iter().any(|words| words[part] != all[0][part]);
+    let detail = [1, 2].into_iter().find(|&part| differs(part) && (part == 1 || !differs(0)));
+    let line = |words: &[String; 3]| detail.map_or(words[0].clone(), |part| words[0].clone() + &words[part]);
+    Err(mismatch(comm, &all.iter().map(line).collect::<Vec<_>>()))
 }
 
 /// The error of ranks whose operations have these descriptions.

@@ -3,7 +3,8 @@
 //! A question takes one message to each host and one back, however many ranks a host has: ranks with equal states are one part
 //! of the answer.
 
-use std::time::SystemTime;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +13,6 @@ use crate::board::ranks::{Ranks, grouped};
 
 /// What a question is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
 pub enum QuestionKind {
     /// To know what ranks wait for.
     Status,
@@ -22,41 +22,27 @@ pub enum QuestionKind {
     End,
 }
 
-/// A question to all ranks.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Question {
-    pub kind: QuestionKind,
-    /// The rank that asks.
-    pub rank: i32,
-    /// When, in nanoseconds by the clock of its host.
-    pub time: u64,
-}
+/// The states of the ranks of a host: each group of ranks with equal ones.
+type States = Vec<(Ranks, RankStatus)>;
 
-impl Question {
-    pub fn new(kind: QuestionKind, rank: i32) -> Self {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Self { kind, rank, time: now.as_nanos() as u64 }
-    }
-}
-
+/// A question, or the answer to one. The rank that asks numbers its questions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Message {
-    Question(Question),
-    /// The status of each group of ranks with equal ones.
-    Answer(Question, Vec<(Ranks, RankStatus)>),
+    Question(u64, QuestionKind),
+    Answer(u64, States),
 }
 
 impl Message {
     /// The answer of a host, whose ranks these are.
-    pub fn answer(question: Question, world: &World) -> Self {
+    pub fn answer(number: u64, world: &World) -> Self {
         let text = |status: &RankStatus| serde_json::to_string(&status.briefly()).unwrap_or_default();
         let groups = grouped(world.iter().map(|(rank, status)| (text(status), *rank)));
         let status = |ranks: &Ranks| ranks.first().map(|rank| world[&rank].briefly()).unwrap_or_default();
-        Self::Answer(question, groups.into_iter().map(|(_, ranks)| (ranks.clone(), status(&ranks))).collect())
+        Self::Answer(number, groups.into_iter().map(|(_, ranks)| (ranks.clone(), status(&ranks))).collect())
     }
 }
 
-/// The questions and answers of a host.
+/// What this host asks, and has been answered.
 #[derive(Debug, Default)]
 pub struct Mail {
     /// The ranks of each host, in the order of their lowest ones.
@@ -65,11 +51,11 @@ pub struct Mail {
     own: usize,
     /// Messages to be sent, each with the rank that it is for.
     pub outbox: Vec<(i32, Message)>,
-    /// The last question of this host's, and the answers to it, each with the rank that it is from.
-    asked: Option<Question>,
-    answers: Vec<(i32, Vec<(Ranks, RankStatus)>)>,
-    /// Questions of others that are not answered yet, each with the rank that asks.
-    pub questions: Vec<(i32, Question)>,
+    /// The last question of this rank, and the answers to it, by the index of the host.
+    asked: u64,
+    answers: BTreeMap<usize, States>,
+    /// When a host before this one has asked.
+    heard: Option<Instant>,
 }
 
 impl Mail {
@@ -91,57 +77,51 @@ impl Mail {
         self.hosts.get(self.own).is_some_and(|host| host.iter().take(2).any(|it| it == rank))
     }
 
-    /// Whether a rank is of a host that comes before this one.
-    pub fn is_before(&self, rank: i32) -> bool {
-        self.hosts.iter().take(self.own).any(|host| host.contains(rank))
+    /// Whether a host before this one has asked within this time. One host that asks is enough.
+    pub fn leaves_asking_to_others(&self, time: Duration) -> bool {
+        self.heard.is_some_and(|at| at.elapsed() < time)
     }
 
-    fn others(&self) -> impl Iterator<Item = &Ranks> {
-        self.hosts.iter().enumerate().filter(|(host, _)| *host != self.own).map(|(_, ranks)| ranks)
-    }
-
-    /// Asks the other hosts. Answers to an earlier question are ignored from now on.
-    pub fn ask(&mut self, question: &Question) {
-        self.asked = Some(question.clone());
+    /// A new question. Answers to an earlier one are ignored from now on.
+    pub fn begin_question(&mut self) {
+        self.asked += 1;
         self.answers.clear();
-        self.ask_each(0);
     }
 
-    /// Asks the hosts that have not answered once more: their second rank, since the first may be gone.
-    pub fn ask_again(&mut self) {
-        self.ask_each(1);
+    /// Puts the question to the rank at this place of each host that has not answered.
+    pub fn ask(&mut self, kind: QuestionKind, place: usize) {
+        let silent =
+            (0..self.hosts.len()).filter(|host| *host != self.own && !self.answers.contains_key(host));
+        let ranks: Vec<i32> = silent.filter_map(|host| self.hosts[host].nth(place)).collect();
+        self.outbox.extend(ranks.into_iter().map(|rank| (rank, Message::Question(self.asked, kind))));
     }
 
-    /// Asks this rank of each host that has not answered.
-    fn ask_each(&mut self, place: usize) {
-        let Some(question) = &self.asked else { return };
-        let has_answered = |ranks: &&Ranks| self.answers.iter().any(|(from, _)| ranks.contains(*from));
-        let silent = self.others().filter(|ranks| !has_answered(ranks));
-        let ranks: Vec<i32> = silent.filter_map(|ranks| ranks.iter().nth(place)).collect();
-        self.outbox.extend(ranks.into_iter().map(|rank| (rank, Message::Question(question.clone()))));
+    fn host_of(&self, rank: i32) -> Option<usize> {
+        self.hosts.iter().position(|host| host.contains(rank))
     }
 
-    /// A message has arrived.
-    pub fn receive(&mut self, from: i32, message: Message) {
-        match message {
-            Message::Question(question) => self.questions.push((from, question)),
-            Message::Answer(question, groups) => {
-                let is_new = !self.answers.iter().any(|(other, _)| *other == from);
-                if is_new && self.asked.as_ref() == Some(&question) {
-                    self.answers.push((from, groups));
-                }
-            }
+    /// A rank of another host has asked.
+    pub fn hear(&mut self, from: i32) {
+        if self.host_of(from).is_some_and(|host| host < self.own) {
+            self.heard = Some(Instant::now());
+        }
+    }
+
+    /// A rank of another host has answered a question.
+    pub fn receive(&mut self, from: i32, number: u64, states: States) {
+        if let Some(host) = self.host_of(from).filter(|_| number == self.asked) {
+            self.answers.entry(host).or_insert(states);
         }
     }
 
     /// Whether all hosts have answered the last question.
     pub fn is_answered(&self) -> bool {
-        self.answers.len() >= self.others().count()
+        self.answers.len() + 1 >= self.hosts.len()
     }
 
     /// What the ranks of other hosts have answered to it.
     pub fn answers(&self) -> World {
-        let groups = self.answers.iter().flat_map(|(_, groups)| groups);
+        let groups = self.answers.values().flatten();
         groups.flat_map(|(ranks, status)| ranks.iter().map(|rank| (rank, status.clone()))).collect()
     }
 }
@@ -153,28 +133,38 @@ mod tests {
     #[test]
     fn messages_arrive_as_they_were_sent() {
         let status = |before: &str| RankStatus { before: before.into(), ..RankStatus::default() };
-        let question = Question { kind: QuestionKind::End, rank: 3, time: 17 };
         let world = World::from([(0, status("a")), (1, status("b")), (2, status("a"))]);
-        let answer = |world: &World| Message::answer(question.clone(), world);
-        let Message::Answer(_, groups) = answer(&world) else { panic!("no answer") };
+        let Message::Answer(_, groups) = Message::answer(17, &world) else { panic!("no answer") };
         let ranks = |list: &[i32]| list.iter().copied().collect::<Ranks>();
         assert_eq!(
             groups.iter().map(|group| group.0.clone()).collect::<Vec<_>>(),
             [ranks(&[0, 2]), ranks(&[1])]
         );
-        for message in [Message::Question(question.clone()), answer(&world), answer(&World::new())] {
+        let question = Message::Question(17, QuestionKind::End);
+        for message in [question, Message::answer(17, &world), Message::answer(17, &World::new())] {
             let bytes = serde_json::to_vec(&message).unwrap();
             assert_eq!(serde_json::from_slice::<Message>(&bytes).unwrap(), message);
         }
     }
 
     #[test]
-    fn hosts_are_known_by_their_lowest_ranks() {
+    fn hosts_are_known_by_their_lowest_ranks_and_each_answers_once() {
         let mut mail = Mail::new(&[7, 7, 9, 7, 9], 3);
         assert!((mail.own, mail.hosts.len()) == (0, 2) && mail.hosts[0].iter().eq([0, 1, 3]));
-        mail.ask(&Question::new(QuestionKind::Status, 3));
-        mail.ask_again();
+        mail.begin_question();
+        (0..2).for_each(|place| mail.ask(QuestionKind::Status, place));
         let to: Vec<i32> = mail.outbox.iter().map(|(to, _)| *to).collect();
         assert_eq!(to, [2, 4]);
+        let states = |before: &str| {
+            let status = RankStatus { before: before.into(), ..RankStatus::default() };
+            vec![([2, 4].into_iter().collect(), status)]
+        };
+        mail.receive(2, 0, states("of an earlier question"));
+        assert!(!mail.is_answered());
+        mail.receive(4, 1, states("of the second rank"));
+        mail.receive(2, 1, states("of the first rank, later"));
+        assert!(mail.is_answered());
+        let answers = mail.answers();
+        assert_eq!((answers.len(), &*answers[&4].before), (2, "of the second rank"));
     }
 }

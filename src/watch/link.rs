@@ -1,8 +1,8 @@
 //! Messages between hosts, through MPI with `MPI_THREAD_MULTIPLE`.
 //!
 //! They are sent on a communicator of their own, made together with the default one, by a thread of their own, which never waits
-//! for another rank. If MPI blocks this thread nevertheless, only the link is lost. [`Mail`] decides what is sent, and handles
-//! what arrives. Jobs of one host have no link: its ranks see one board.
+//! for another rank, and answers questions. If MPI blocks this thread nevertheless, only the link is lost. [`Mail`] decides what is
+//! sent. Jobs of one host have no link: its ranks see one board.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
-use super::hosts::{Mail, Message};
+use super::hosts::{Mail, Message, QuestionKind};
+use super::state::World;
+use super::watchdog;
 use crate::comm::Calling;
 use crate::error::Cause;
 use crate::finalize::at_finalize;
 use crate::mpilib::{any_thread_may_call, check, handle, handle_value};
 use crate::sync::lock;
-use crate::system::signal::wake;
 
 /// How often a rank that answers for its host polls for messages, and how often after a message has arrived.
 const PERIODS: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(50)];
@@ -26,11 +27,13 @@ const PERIODS: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(50
 const EXPECTS: Duration = Duration::from_secs(10);
 /// The shortest and the longest interval at which a rank that ends looks whether the other ranks have ended.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
+/// For how long answers are waited for.
+pub const ANSWER_TIME: Duration = Duration::from_secs(5);
 const TAG: c_int = 0;
 
 /// While the link is closed, there are no other hosts.
 static MAIL: LazyLock<Mutex<Mail>> = LazyLock::new(Mutex::default);
-/// The link has been opened or closed, or there is something to be sent.
+/// The link has been opened or closed, there is something to be sent, or a message has come.
 static CHANGED: Condvar = Condvar::new();
 /// This rank answers for its host.
 static ANSWERS: AtomicBool = AtomicBool::new(false);
@@ -42,8 +45,8 @@ pub fn mail() -> MutexGuard<'static, Mail> {
     lock(&MAIL)
 }
 
-/// Changes the questions and answers, and wakes the thread that sends them.
-pub fn post(change: impl FnOnce(&mut Mail)) {
+/// Changes the questions and answers, and wakes the threads that wait for that.
+fn post(change: impl FnOnce(&mut Mail)) {
     change(&mut mail());
     CHANGED.notify_all();
 }
@@ -51,6 +54,33 @@ pub fn post(change: impl FnOnce(&mut Mail)) {
 /// Whether messages reach the other hosts.
 pub fn is_open() -> bool {
     mail().has_others()
+}
+
+/// Asks the other hosts, and waits for their answers, but not for long: the states of their ranks.
+pub fn ask(kind: QuestionKind) -> World {
+    let mut mail = mail();
+    mail.begin_question();
+    // The second rank of a host is asked where the first one does not answer, which may be gone.
+    for place in 0..2 {
+        mail.ask(kind, place);
+        CHANGED.notify_all();
+        let is_open = |mail: &mut Mail| !mail.is_answered();
+        let waited = CHANGED.wait_timeout_while(mail, ANSWER_TIME / 2, is_open);
+        mail = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+    mail.answers()
+}
+
+/// A message has come from a rank of another host: answers it, or keeps the answer.
+fn take((from, message): (i32, Message)) {
+    match message {
+        Message::Question(number, kind) => {
+            mail().hear(from);
+            let answer = Message::answer(number, &watchdog::told(kind));
+            post(|mail| mail.outbox.push((from, answer)));
+        }
+        Message::Answer(number, states) => post(|mail| mail.receive(from, number, states)),
+    }
 }
 
 /// A message under way. MPI reads or writes the bytes until the request is done.
@@ -112,11 +142,11 @@ fn run() {
             let _calling = Calling::new();
             lock(&ENDPOINT).as_mut().map(Endpoint::step)
         };
-        match step() {
-            Some(Ok(true)) => busy = Some(Instant::now()),
-            Some(Ok(false)) => {}
-            None | Some(Err(_)) => break,
+        let Some(Ok((is_busy, messages))) = step() else { break };
+        if is_busy {
+            busy = Some(Instant::now());
         }
+        messages.into_iter().for_each(take);
         let expects = busy.is_some_and(|at| at.elapsed() < EXPECTS);
         let is_idle = |mail: &mut Mail| {
             let has_messages = ANSWERS.load(Ordering::Relaxed) || expects || !mail.outbox.is_empty();
@@ -150,14 +180,14 @@ impl Endpoint {
         unsafe { handle(self.comm) }
     }
 
-    /// Sends and receives what there is, without waiting; whether there was something.
-    fn step(&mut self) -> Result<bool, Cause> {
+    /// Sends and receives what there is, without waiting. Returns whether there was something, and which messages have come.
+    fn step(&mut self) -> Result<(bool, Vec<(i32, Message)>), Cause> {
         while self.receive()? {}
         let outgoing = std::mem::take(&mut mail().outbox);
         for (to, message) in outgoing {
             self.send(to, &message)?;
         }
-        let is_busy = !self.under_way.is_empty();
+        let (is_busy, mut messages) = (!self.under_way.is_empty(), Vec::new());
         let mut i = 0;
         while i < self.under_way.len() {
             if !is_done(&mut self.under_way[i].request)? {
@@ -168,11 +198,10 @@ impl Endpoint {
             if let Some(from) = from
                 && let Ok(message) = serde_json::from_slice(&bytes)
             {
-                mail().receive(from, message);
-                wake();
+                messages.push((from, message));
             }
         }
-        Ok(is_busy)
+        Ok((is_busy, messages))
     }
 
     fn send(&mut self, to: i32, message: &Message) -> Result<(), Cause> {
@@ -221,7 +250,7 @@ impl Endpoint {
         };
         let mut pause = PAUSES[0];
         while !is_done(&mut all_here)? {
-            self.step()?;
+            self.step()?.1.into_iter().for_each(take);
             std::thread::sleep(pause);
             pause = (2 * pause).min(PAUSES[1]);
         }

@@ -6,8 +6,7 @@ use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 
-use super::python::Place;
-use super::{read, report};
+use super::{python, read, report};
 use crate::board::{self, Slot};
 use crate::record::recorder::{self, Record};
 use crate::record::{clock, json};
@@ -27,7 +26,6 @@ fn of_rank(rank: i32, size: usize, slot: &Slot) -> Value {
         fields["comm"] = json!((&record.comm.key, record.comm.generation, &record.comm.world));
         fields
     };
-    let place: Place = serde_json::from_str(&slot.python.read()).unwrap_or_default();
     let now =
         records.iter().map(|record| record.started.max(record.ended)).max().unwrap_or_else(clock::ticks);
     json!({
@@ -36,8 +34,8 @@ fn of_rank(rank: i32, size: usize, slot: &Slot) -> Value {
         "host": host(),
         "pid": slot.pid.load(Ordering::Relaxed),
         "time": clock::unix(now),
-        "state": report::doing(&read::status(slot, false)),
-        "python": place.frames,
+        "state": report::doing(&read::status(slot)),
+        "python": python::place(slot).frames,
         "records": records.iter().map(operation).collect::<Vec<_>>(),
     })
 }

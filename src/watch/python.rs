@@ -1,20 +1,21 @@
 //! Where Python's main thread is, and which exception it handles.
 //!
-//! A Python thread reads the frames: it holds Python's lock meanwhile, so that no frame changes. If C code keeps the lock, the
-//! report says only that.
+//! A rank is asked by a number in its slot, and its watchdog wakes a Python thread, which writes the answer into the slot. This
+//! thread holds Python's lock while it reads the frames, so that no frame changes. If C code keeps the lock, the report says only that.
 
 use std::fmt;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::board::slot::printable;
-use crate::board::{Life, own};
+use crate::board::{Life, Slot, board, own};
 use crate::sync::lock;
-use crate::system::this_thread;
+use crate::system::{signal, this_thread};
 
 /// A line of Python that a thread is at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,11 +53,11 @@ pub fn user_frame(frames: &[Frame]) -> Option<&Frame> {
     frames.iter().find(|frame| !foreign.iter().any(|part| frame.file.contains(part))).or(frames.first())
 }
 
-/// For how long an answer is waited for, in steps: a pause of the whole process counts as one of them.
-const STEPS: usize = 50;
-const STEP: Duration = Duration::from_millis(10);
-/// How many frames are told to other ranks.
+/// For how long an answer is waited for.
+pub const PATIENCE: Duration = Duration::from_millis(1500);
+/// How many frames are told to other ranks, and the most bytes of what is told.
 const FRAMES: usize = 12;
+const BYTES: usize = 4096;
 
 /// Where Python is, as others read it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -67,90 +68,86 @@ pub struct Place {
     pub frames: Vec<Frame>,
 }
 
-/// What has been asked, and answered.
-#[derive(Default)]
-struct Answers {
-    /// At its other end a thread of Python's waits for questions.
-    socket: Option<UnixStream>,
-    /// The last question, and the last one that has been answered.
-    asked: u64,
-    answered: u64,
-    /// Of the main thread, the innermost first.
-    frames: Vec<Frame>,
-    exception: String,
-    /// The thread that has answered.
-    by: i32,
-}
-
-static ANSWERS: LazyLock<Mutex<Answers>> = LazyLock::new(Mutex::default);
-static ANSWERED: Condvar = Condvar::new();
-
-fn answers() -> MutexGuard<'static, Answers> {
-    lock(&ANSWERS)
-}
+/// At its other end a thread of Python's waits for questions.
+static SOCKET: Mutex<Option<UnixStream>> = Mutex::new(None);
+/// That thread, by the system's number.
+static ANSWERS: AtomicI32 = AtomicI32::new(0);
 
 /// A socket for a thread of Python's, which calls [`answer`] each time that there is something to read.
 pub fn questions() -> io::Result<UnixStream> {
     let (ours, theirs) = UnixStream::pair()?;
-    answers().socket = Some(ours);
+    *lock(&SOCKET) = Some(ours);
     Ok(theirs)
 }
 
-/// Answers what has been asked so far; `look` finds out where the main thread is, and the exception that is handled.
+/// Answers what this rank has been asked; `look` finds out where the main thread is, and the exception that is handled.
 pub fn answer(look: impl FnOnce() -> (Vec<Frame>, String)) {
-    let number = answers().asked;
+    ANSWERS.store(this_thread(), Ordering::Relaxed);
+    let number = own().asked.load(Ordering::Acquire);
     let (frames, exception) = look();
-    let mut answers = answers();
-    (answers.answered, answers.frames, answers.exception) = (number, frames, exception);
-    answers.by = this_thread();
-    ANSWERED.notify_all();
+    let mut place = Place {
+        at: user_frame(&frames).map_or_else(String::new, |frame| printable(&frame.to_string())),
+        activity: activity(&frames).unwrap_or_default().into(),
+        exception: printable(&exception),
+        frames: frames[..frames.len().min(FRAMES)].to_vec(),
+    };
+    let mut text = serde_json::to_string(&place).unwrap_or_default();
+    while text.len() > BYTES && place.frames.pop().is_some() {
+        text = serde_json::to_string(&place).unwrap_or_default();
+    }
+    own().python.write(&text);
+    own().answered.store(number, Ordering::Release);
 }
 
 /// The thread that answers, by the system's number.
 pub fn answering_thread() -> i32 {
-    answers().by
+    ANSWERS.load(Ordering::Relaxed)
 }
 
-/// Where Python is.
-pub fn place() -> Place {
-    let mut answers = answers();
-    if own().life() == Life::Finished {
-        return Place::default();
+/// Passes what this rank has been asked on to the thread that answers. If there is none, there is no more to be told.
+pub fn pass_on() {
+    static PASSED: AtomicU32 = AtomicU32::new(0);
+    let asked = own().asked.load(Ordering::Acquire);
+    if PASSED.swap(asked, Ordering::AcqRel) == asked {
+        return;
     }
-    // An older question that still waits for Python's lock is this one too.
-    if answers.answered == answers.asked {
-        let is_sent = answers.socket.as_mut().is_some_and(|socket| socket.write_all(b"?").is_ok());
-        if !is_sent {
-            return Place::default();
-        }
-        answers.asked += 1;
+    let is_sent = lock(&SOCKET).as_mut().is_some_and(|socket| socket.write_all(b"?").is_ok());
+    if !is_sent {
+        own().answered.store(asked, Ordering::Release);
     }
-    let number = answers.asked;
-    for _ in 0..STEPS {
-        answers = ANSWERED.wait_timeout(answers, STEP).unwrap_or_else(PoisonError::into_inner).0;
-        if answers.answered >= number {
-            let frames = &answers.frames;
-            return Place {
-                at: user_frame(frames).map_or_else(String::new, |frame| printable(&frame.to_string())),
-                activity: activity(frames).unwrap_or_default().into(),
-                exception: printable(&answers.exception),
-                frames: frames[..frames.len().min(FRAMES)].to_vec(),
-            };
-        }
-    }
-    Place { activity: IN_C.into(), ..Place::default() }
 }
 
-/// Writes where Python is, for others.
-pub fn publish() {
-    static PUBLISHING: Mutex<()> = Mutex::new(());
-    let mut place = place();
-    let _publishing = lock(&PUBLISHING);
-    let mut text = serde_json::to_string(&place).unwrap_or_default();
-    while text.len() > 4096 && place.frames.pop().is_some() {
-        text = serde_json::to_string(&place).unwrap_or_default();
+/// Asks this rank, and these ranks of its host, where their Python is, and waits for the answers, but not for long.
+pub fn ask(ranks: impl Fn(i32) -> bool, patience: Duration) {
+    let me = board().rank as i32;
+    let is_asked = |(rank, slot): &(i32, &Slot)| (*rank == me || ranks(*rank)) && slot.life() == Life::Runs;
+    let asked: Vec<(i32, &Slot)> = board().here().filter(is_asked).collect();
+    for (rank, slot) in &asked {
+        slot.asked.fetch_add(1, Ordering::AcqRel);
+        if *rank == me {
+            pass_on();
+        } else {
+            signal::ring(&slot.bell);
+        }
     }
-    own().python.write(&text);
+    let start = Instant::now();
+    while start.elapsed() < patience && !asked.iter().all(|(_, slot)| has_answered(slot)) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn has_answered(slot: &Slot) -> bool {
+    slot.answered.load(Ordering::Acquire) == slot.asked.load(Ordering::Acquire)
+}
+
+/// Where the Python of a rank was when it answered last.
+pub fn place(slot: &Slot) -> Place {
+    serde_json::from_str(&slot.python.read()).unwrap_or_default()
+}
+
+/// Where the Python of a process that runs is now.
+pub fn place_now(slot: &Slot) -> Place {
+    if has_answered(slot) { place(slot) } else { Place { activity: IN_C.into(), ..Place::default() } }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::between;
-use super::python::Place;
+use super::python::{self, Place};
 use super::state::{Need, Peer, RankStatus, State, Wait, WaitId, World};
 use crate::board::ranks::Ranks;
 use crate::board::slot::{FREED, milliseconds};
@@ -110,13 +110,13 @@ fn goes_on(slot: &Slot, waits: usize) -> Option<String> {
     is_recent(slot.busy.load(Ordering::Relaxed)).then(|| "another thread that uses the processor".into())
 }
 
-/// The status of a rank, with its last operations if they are wanted.
-pub fn status(slot: &Slot, with_last: bool) -> RankStatus {
+/// The status of a rank.
+pub fn status(slot: &Slot) -> RankStatus {
     let (state, is_halted) = state(slot);
     let pid = slot.pid.load(Ordering::Relaxed) as i32;
     let is_over = matches!(state, State::Finished | State::Gone);
     let waits = if is_over { Vec::new() } else { waits(slot) };
-    let last = recorder::last(slot, if with_last { LAST } else { 1 });
+    let last = recorder::last(slot, LAST);
     let before = match last.last() {
         Some(record) if record.state == RecordState::Started && state == State::Gone => {
             format!("; it was in {record}")
@@ -125,7 +125,11 @@ pub fn status(slot: &Slot, with_last: bool) -> RankStatus {
         Some(record) => format!("; the last one was {record}"),
         None => "; it has called no operation".into(),
     };
-    let place: Place = serde_json::from_str(&slot.python.read()).unwrap_or_default();
+    let place = match state {
+        State::Runs => python::place_now(slot),
+        State::Finished => Place::default(),
+        _ => python::place(slot),
+    };
     let cells = || slot.cells.iter().filter(|cell| cell.id.load(Ordering::Acquire) != 0);
     let number = |cell: &crate::board::Cell| cell.number.load(Ordering::Relaxed);
     let id = |cell: &crate::board::Cell| {
@@ -165,13 +169,13 @@ pub fn status(slot: &Slot, with_last: bool) -> RankStatus {
         activity: place.activity,
         python: place.at,
         exception: place.exception,
-        last: if with_last { last.iter().map(line).collect() } else { Vec::new() },
+        last: last.iter().map(line).collect(),
     }
 }
 
 /// The states of the ranks of this host that have come.
 pub fn world() -> World {
-    board().here().map(|(rank, slot)| (rank, status(slot, false))).collect()
+    board().here().map(|(rank, slot)| (rank, status(slot))).collect()
 }
 
 /// Whether a debugger is attached to a rank of this host, or one is stopped.

@@ -27,7 +27,7 @@ fn operations(status: &RankStatus) -> Option<String> {
     (!words.is_empty()).then(|| format!("in {}", words.join("; and in ")))
 }
 
-/// What a rank does, in full.
+/// What a rank does.
 pub fn doing(status: &RankStatus) -> String {
     let handles = if status.exception.is_empty() {
         String::new()
@@ -62,22 +62,6 @@ fn what(status: &RankStatus) -> String {
     text
 }
 
-/// What a rank does, in a few words for a line.
-pub fn briefly(status: &RankStatus) -> String {
-    let RankStatus { state, activity, python, .. } = status;
-    let is_idle = *state == State::Runs && !status.is_silent;
-    match operations(status) {
-        Some(words) => words,
-        None if *state == State::Finished => "finished".into(),
-        None if is_idle && !python.is_empty() => {
-            let place = if activity.is_empty() { String::new() } else { format!(", where {activity}") };
-            format!("in Python at {python}{place}")
-        }
-        None if is_idle && !activity.is_empty() => "in C code that keeps Python's lock".into(),
-        None => doing(status),
-    }
-}
-
 impl Facts<'_> {
     fn unknown(&self) -> &'static str {
         if self.asks_hosts {
@@ -91,9 +75,8 @@ impl Facts<'_> {
         self.has_board || self.asks_hosts
     }
 
-    /// What a rank does, as `words` says it.
-    fn state(&self, rank: i32, words: fn(&RankStatus) -> String) -> (String, i32) {
-        (self.world.get(&rank).map_or_else(|| self.unknown().into(), words), rank)
+    fn state(&self, rank: i32) -> (String, i32) {
+        (self.world.get(&rank).map_or_else(|| self.unknown().into(), doing), rank)
     }
 
     /// For how long a rank has done what it does.
@@ -106,7 +89,7 @@ impl Facts<'_> {
     pub fn report(&self, headline: &str, subject: i32, wait: Option<Key>, this_rank: i32) -> String {
         let mut text = format!("r{subject} | mpi4jax: {headline}\n");
         let ranks = if self.can_ask() { 0..self.size } else { this_rank..this_rank + 1 };
-        text += &groups::lines(ranks.map(|rank| self.state(rank, doing)), |rank| self.seconds(rank));
+        text += &groups::lines(ranks.map(|rank| self.state(rank)), |rank| self.seconds(rank));
         if text.contains(" on comm#") {
             text += "  comm#0, comm#1, ... are numbers that each rank gives for itself to communicators without a name: \
                      Set_name tells them apart\n";
@@ -133,7 +116,7 @@ impl Facts<'_> {
         let mut line = format!("r{} | mpi4jax: {} has waited for {:.0} s", key.0, wait.words, wait.seconds);
         if self.can_ask() {
             let late = wait.members.iter().filter(|&rank| self.is_late(key.0, wait, rank));
-            let late: Vec<_> = late.map(|rank| self.state(rank, briefly)).collect();
+            let late: Vec<_> = late.map(|rank| self.state(rank)).collect();
             match (late.is_empty(), &wait.need) {
                 (true, Need::Collective { comm, .. }) if comm.origin == UNKNOWN => {
                     line += ": all ranks have called it, and it is in progress, unless they are on different communicators of the \
@@ -225,11 +208,9 @@ pub fn headline(world: &World, key: Key, wait: &Wait, why: &Why) -> String {
     }
 }
 
-/// The ranks of a cycle of waits, which this rank is in, and what they wait for.
+/// The ranks of a cycle of waits, from this rank on if it is one of them, and what they wait for.
 fn cycle_text(world: &World, rank: i32) -> String {
-    let cycle = Verdict::new(world).cycle(rank);
-    let start = cycle.iter().position(|&it| it == rank).unwrap_or(0);
-    let order: Vec<i32> = cycle[start..].iter().chain(&cycle[..start]).copied().collect();
+    let order = Verdict::new(world).cycle(rank);
     let does = |rank: i32| {
         let RankStatus { waits, python, .. } = &world[&rank];
         waits.first().map_or_else(String::new, |wait| match &**python {
@@ -257,9 +238,7 @@ fn cycle_text(world: &World, rank: i32) -> String {
         text += &format!(", and so on ({} ranks)", order.len());
     }
     let last = order[order.len() - 1];
-    let waits_for_itself =
-        order.len() == 1 && Verdict::new(world).cycle(last) == [last] && waits_for(world, last, last);
-    text += &if waits_for_itself {
+    text += &if order.len() == 1 && waits_for(world, last, last) {
         ", and waits for itself".into()
     } else if order.len() > 1 && waits_for(world, last, order[0]) {
         format!(", and waits for rank {}", order[0])

@@ -120,8 +120,8 @@ pub fn wait_of(world: &World, (rank, id): Key) -> Option<&Wait> {
     world.get(&rank)?.waits.iter().find(|wait| wait.id == id)
 }
 
-/// Origins of communicators hold only if all ranks that wait have counted the same duplicates of `MPI_COMM_WORLD`. If they have,
-/// drops the names of communicators with a known origin; otherwise drops the origins.
+/// Origins of communicators hold only if all ranks that wait have counted the same duplicates of `MPI_COMM_WORLD`. Otherwise drops
+/// the origins.
 pub fn compare_origins(world: &mut World) {
     let mut copies = world.values().filter(|it| !it.waits.is_empty()).map(|it| it.copies);
     let first = copies.next();
@@ -135,9 +135,6 @@ pub fn compare_origins(world: &mut World) {
         for id in ids.chain(rank.counts.iter_mut().map(|(id, _)| id)) {
             if !are_clear && id.origin != ONLY_ONE {
                 id.origin = UNKNOWN;
-            }
-            if id.origin != UNKNOWN {
-                id.name = 0;
             }
         }
     }

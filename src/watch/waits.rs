@@ -189,12 +189,6 @@ impl Waits {
     pub fn longest(&self) -> f64 {
         self.list.iter().map(|wait| wait.seconds).fold(0.0, f64::max)
     }
-
-    /// The seconds until the next wait exceeds its limit.
-    pub fn next_limit(&self, limit: &Limit) -> f64 {
-        let limited = self.list.iter().filter(|wait| wait.late.is_empty());
-        limited.map(|wait| limit.left(wait.seconds)).fold(f64::INFINITY, f64::min)
-    }
 }
 
 #[cfg(test)]
@@ -236,10 +230,6 @@ mod tests {
         part.since = entered.checked_sub(Duration::from_secs(2));
         waits.update(1.0, &part);
         assert_eq!(late(&waits), [true; 2]);
-        // A number that no clock can show: nothing is ever late.
-        let never = Limit { seconds: 1e20, since: None };
-        waits.update(1.0, &never);
-        assert!(waits.next_limit(&never) > 1e19);
         leave();
         waits.update(1.0, &job);
         assert_eq!(calls(&waits).len(), 1, "this thread's has ended");

@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 use super::compare::{CheckLevel, check_level};
 use super::decide::{self, Action, Memory};
 use super::end::{self, HUNG};
-use super::hosts::{Mail, Message, Question, QuestionKind};
+use super::hosts::QuestionKind;
 use super::report::{self, Facts};
-use super::settings::{self, Watchdog};
+use super::settings::{self, Settings, Watchdog, watchdog};
 use super::state::{Key, WaitId, World, compare_origins, wait_of};
 use super::verdict::{Verdict, Why};
 use super::waits::{self, Limit, Waits};
 use super::{between, compare, default, link, python, read};
 use crate::board::ranks::Ranks;
 use crate::board::slot::milliseconds;
-use crate::board::{Life, Slot, board, own};
+use crate::board::{Life, board, own};
 use crate::output::print;
 use crate::record::{recorder, timeline};
 use crate::system::{folder, os, signal};
@@ -31,11 +31,6 @@ use crate::system::{folder, os, signal};
 const BEATS: [f64; 2] = [1.0, 2.5];
 /// How often a rank that has finished looks whether its launcher lives.
 const LOOK: f64 = 5.0;
-/// How often answers are looked for, and for how long.
-const LISTEN: f64 = 0.05;
-const ANSWER_TIME: f64 = 5.0;
-/// How long the ranks of a host may take to publish where their Python is.
-const PLACE_TIME: Duration = Duration::from_millis(1500);
 /// A leader that has not looked for this many milliseconds is replaced.
 const LEASE: u64 = 6_000;
 /// For how many milliseconds one report answers the requests of all ranks of the host.
@@ -48,13 +43,14 @@ const BUSY: f64 = 0.01;
 
 pub fn run(watchdog: &'static Watchdog) {
     let launcher = end::launcher(&watchdog.settings.launchers);
-    let (mut observer, mut seen) = (Observer::new(watchdog), 0);
+    let (mut observer, mut seen, mut asking) = (Observer::new(watchdog), 0, 0.0);
     loop {
         let pause = observer.pause();
         let began = Instant::now();
         let signals = signal::wait(&own().bell, &mut seen, pause);
         // A process that was stopped has not waited meanwhile.
-        let passed = began.elapsed().as_secs_f64().min(2.0 * pause.min(BEATS[1]));
+        let paused = began.elapsed().as_secs_f64().min(2.0 * pause.min(BEATS[1]));
+        let (passed, began) = (paused + asking, Instant::now());
         if let Some(launcher) = &launcher {
             end::end_with_launcher(launcher, watchdog.settings.rank);
         }
@@ -64,37 +60,40 @@ pub fn run(watchdog: &'static Watchdog) {
             observer = Observer::new(watchdog);
             std::thread::sleep(Duration::from_secs(1));
         }
-    }
-}
-
-/// Asks ranks of this host to publish where their Python is, and waits until they have.
-fn ask_places(ranks: impl Fn(i32) -> bool) {
-    let me = board().rank as i32;
-    let asked: Vec<&Slot> = board()
-        .here()
-        .filter(|&(rank, slot)| rank != me && ranks(rank) && slot.life() == Life::Runs)
-        .map(|(_, slot)| slot)
-        .collect();
-    for slot in &asked {
-        slot.asked.fetch_add(1, Ordering::AcqRel);
-        signal::ring(&slot.bell);
-    }
-    python::publish();
-    let start = Instant::now();
-    let is_open = |slot: &&Slot| slot.answered.load(Ordering::Acquire) != slot.asked.load(Ordering::Acquire);
-    while start.elapsed() < PLACE_TIME && asked.iter().any(is_open) {
-        std::thread::sleep(Duration::from_millis(10));
+        // While it asks other hosts, its operations wait.
+        asking = began.elapsed().min(link::ANSWER_TIME).as_secs_f64();
     }
 }
 
 /// The exceptions that these ranks are handling, a line each.
 pub fn exceptions(ranks: &[i32]) -> String {
-    ask_places(|rank| ranks.contains(&rank));
+    python::ask(|rank| ranks.contains(&rank), python::PATIENCE);
     let of = |&rank: &i32| {
-        let status = read::status(board().slot(rank)?, false);
+        let status = read::status(board().slot(rank)?);
         (!status.exception.is_empty()).then(|| format!("\n  rank {rank} is handling {}", status.exception))
     };
     ranks.iter().filter_map(of).collect()
+}
+
+/// What another host is told of the ranks of this one.
+pub fn told(kind: QuestionKind) -> World {
+    if kind != QuestionKind::Status {
+        python::ask(|_| true, python::PATIENCE);
+    }
+    if let (QuestionKind::End, Some(watchdog)) = (kind, watchdog()) {
+        let _ = leave_board(&watchdog.settings);
+    }
+    read::world()
+}
+
+/// Leaves a copy of the board where reports are.
+fn leave_board(settings: &Settings) -> Result<&Path, String> {
+    let directory = &settings.directory;
+    if !board().is_shared() {
+        return Err("they have no board in shared memory".into());
+    }
+    let written = folder::write(&directory.join("board"), &board().bytes());
+    written.map(|()| &**directory).map_err(|error| format!("{}: {error}", directory.display()))
 }
 
 /// Whether this rank takes a turn that only one rank of a host takes within `lease` milliseconds. The number holds the rank that
@@ -117,11 +116,9 @@ struct Observer {
     memory: Memory,
     /// When each wait began, by the clock.
     since: HashMap<Key, f64>,
-    /// What other hosts have answered; when they were asked; and when a host before this one has asked.
+    /// What other hosts have answered, and when they were asked.
     far: World,
-    asked: Option<f64>,
     asked_at: f64,
-    heard_at: f64,
     /// Waits that were too long and have been reported.
     late: HashSet<WaitId>,
     /// When a rank was last seen stopped, or traced, while a wait was too long.
@@ -138,9 +135,7 @@ impl Observer {
             memory: Memory::default(),
             since: HashMap::new(),
             far: World::new(),
-            asked: None,
             asked_at: f64::NEG_INFINITY,
-            heard_at: f64::NEG_INFINITY,
             late: HashSet::new(),
             halted_at: f64::NEG_INFINITY,
         }
@@ -155,11 +150,8 @@ impl Observer {
         let limit = self.limit();
         let settings = &self.watchdog.settings;
         let shortest = limit.seconds.min(settings.report_after).min(settings.deadlock_after) / 4.0;
-        let pause = if self.asked.is_some() {
-            LISTEN
-        } else if !self.waits.is_empty() {
-            let next = self.waits.next_limit(&limit) + 0.01;
-            (self.waits.longest() / 8.0).clamp(BEATS[0], BEATS[1]).min(next).min(shortest)
+        let pause = if !self.waits.is_empty() {
+            (self.waits.longest() / 8.0).clamp(BEATS[0], BEATS[1]).min(shortest)
         } else if own().life() == Life::Finished {
             LOOK
         } else {
@@ -172,11 +164,7 @@ impl Observer {
         let slot = own();
         self.clock += passed;
         timeline::flush();
-        let asked = slot.asked.load(Ordering::Acquire);
-        if asked != slot.answered.load(Ordering::Acquire) {
-            python::publish();
-            slot.answered.store(asked, Ordering::Release);
-        }
+        python::pass_on();
         default::serve(self.watchdog);
         self.waits.update(passed, &self.limit());
         for &signal in signals {
@@ -185,7 +173,6 @@ impl Observer {
                 signal => end::end_by_signal(signal),
             }
         }
-        self.listen();
         if self.waits.is_empty() {
             self.threads.0.clear();
             self.give_up_lead();
@@ -198,7 +185,7 @@ impl Observer {
         }
         self.compare_settings();
         self.end_late();
-        if self.leads() && self.are_hosts_known() {
+        if self.leads() && self.learn_of_hosts() {
             self.compare_hosts();
             let world = self.world();
             self.act(&world);
@@ -284,82 +271,34 @@ impl Observer {
 
     // ---- Other hosts
 
-    /// Answers the questions of other hosts.
-    fn listen(&mut self) {
-        if !link::is_open() {
-            return;
-        }
-        let questions = std::mem::take(&mut link::mail().questions);
-        for (from, question) in questions {
-            if link::mail().is_before(from) {
-                self.heard_at = self.clock;
-            }
-            if question.kind != QuestionKind::Status {
-                ask_places(|_| true);
-            }
-            if question.kind == QuestionKind::End {
-                let _ = self.leave_board();
-            }
-            let answer = Message::answer(question, &read::world());
-            link::post(|mail| mail.outbox.push((from, answer)));
-        }
-    }
-
-    /// Whether the current states of other hosts are known. Asks the hosts if it is time.
-    fn are_hosts_known(&mut self) -> bool {
+    /// Asks the other hosts for the states of their ranks if it is time. Returns whether they are known now.
+    fn learn_of_hosts(&mut self) -> bool {
         if !link::is_open() {
             return true;
         }
         let longest = self.waits.longest();
-        match self.asked {
-            Some(_) if link::mail().is_answered() => {}
-            Some(at) if self.clock - at < ANSWER_TIME => return false,
-            Some(_) => {}
-            None => {
-                let every = (longest / 2.0).clamp(ASK_EVERY[0], ASK_EVERY[1]);
-                let every = if self.memory.is_suspicious() { ASK_EVERY[0] } else { every };
-                let is_due = longest > ASK_AFTER && self.clock - self.asked_at > every;
-                if is_due && self.clock - self.heard_at > 2.0 * ASK_EVERY[1] {
-                    self.ask_hosts(QuestionKind::Status);
-                }
-                return false;
-            }
+        let every = if self.memory.is_suspicious() { ASK_EVERY[0] } else { longest / 2.0 };
+        let every = every.clamp(ASK_EVERY[0], ASK_EVERY[1]);
+        let others_ask = link::mail().leaves_asking_to_others(Duration::from_secs_f64(2.0 * ASK_EVERY[1]));
+        let is_due = longest > ASK_AFTER && self.clock - self.asked_at > every && !others_ask;
+        if is_due {
+            self.ask_hosts(QuestionKind::Status);
         }
-        self.asked = None;
-        self.far = link::mail().answers();
-        true
+        is_due
     }
 
     fn ask_hosts(&mut self, kind: QuestionKind) {
-        let question = Question::new(kind, self.watchdog.settings.rank);
-        link::post(|mail| mail.ask(&question));
-        (self.asked, self.asked_at) = (Some(self.clock), self.clock);
+        if link::is_open() {
+            self.far = link::ask(kind);
+            self.asked_at = self.clock;
+        }
     }
 
-    /// The states of all ranks, with what they do in Python, and the last operations of one.
-    fn fresh_world(&mut self, kind: QuestionKind, subject: i32) -> World {
-        if link::is_open() {
-            self.ask_hosts(kind);
-        }
-        ask_places(|_| true);
-        if link::is_open() {
-            let start = Instant::now();
-            while !link::mail().is_answered() && start.elapsed().as_secs_f64() < ANSWER_TIME {
-                if start.elapsed().as_secs_f64() > ANSWER_TIME / 2.0 && self.asked.take().is_some() {
-                    link::post(Mail::ask_again);
-                }
-                std::thread::sleep(Duration::from_secs_f64(LISTEN));
-            }
-            self.asked = None;
-            self.far = link::mail().answers();
-        }
-        let mut world = self.world();
-        if let (Some(slot), Some(status)) =
-            (board().here().find(|(it, _)| *it == subject), world.get_mut(&subject))
-        {
-            status.last = read::status(slot.1, true).last;
-        }
-        world
+    /// The states of all ranks, with what they do in Python.
+    fn fresh_world(&mut self, kind: QuestionKind) -> World {
+        self.ask_hosts(kind);
+        python::ask(|_| true, python::PATIENCE);
+        self.world()
     }
 
     // ---- Actions
@@ -379,15 +318,15 @@ impl Observer {
             None => {}
             Some(Action::Line(key)) => {
                 line_at.store(milliseconds(), Ordering::Relaxed);
-                let world = self.fresh_world(QuestionKind::Report, -1);
+                let world = self.fresh_world(QuestionKind::Report);
                 print(&self.facts(&world, Err(String::new())).line(key).unwrap_or_default());
             }
             Some(Action::Stuck(key, why, left)) => {
-                let world = self.fresh_world(QuestionKind::Report, -1);
+                let world = self.fresh_world(QuestionKind::Report);
                 print(&self.facts(&world, Err(String::new())).stuck_line(key, &why, left));
             }
             Some(Action::End(key, why)) => {
-                let world = self.fresh_world(QuestionKind::End, key.0);
+                let world = self.fresh_world(QuestionKind::End);
                 let verdict = Verdict::new(&world);
                 let is_halted = world.values().any(|it| it.is_halted);
                 let holds = wait_of(&world, key).is_some_and(|wait| match &why {
@@ -419,7 +358,7 @@ impl Observer {
         }
         self.late.insert(wait.id);
         let key = (self.watchdog.settings.rank, wait.id);
-        let mut world = self.fresh_world(QuestionKind::End, key.0);
+        let mut world = self.fresh_world(QuestionKind::End);
         let waits = world.get_mut(&key.0).map(|status| &mut status.waits);
         if let Some(found) = waits.and_then(|waits| waits.iter_mut().find(|it| it.id == wait.id)) {
             found.late = wait.late;
@@ -433,8 +372,8 @@ impl Observer {
             return;
         }
         let rank = self.watchdog.settings.rank;
-        let world = self.fresh_world(QuestionKind::Report, rank);
-        let left = self.leave_board();
+        let world = self.fresh_world(QuestionKind::Report);
+        let left = leave_board(&self.watchdog.settings);
         print(&self.facts(&world, left).report("report (SIGUSR1)", rank, None, rank));
     }
 
@@ -442,16 +381,6 @@ impl Observer {
         let (size, has_board, asks_hosts) =
             (self.watchdog.settings.size, board().is_shared(), link::is_open());
         Facts { world, size, left, has_board, asks_hosts }
-    }
-
-    /// Leaves a copy of the board where reports are.
-    fn leave_board(&self) -> Result<&'static Path, String> {
-        let directory = &self.watchdog.settings.directory;
-        if !board().is_shared() {
-            return Err("they have no board in shared memory".into());
-        }
-        let written = folder::write(&directory.join("board"), &board().bytes());
-        written.map(|()| &**directory).map_err(|error| format!("{}: {error}", directory.display()))
     }
 
     /// A wait hangs: this rank reports for all ranks, and aborts the job.
@@ -462,7 +391,7 @@ impl Observer {
             end::arm(HUNG);
         }
         let headline = report::headline(world, key, wait, why);
-        let left = self.leave_board();
+        let left = leave_board(&self.watchdog.settings);
         let mut text = self.facts(world, left).report(&headline, key.0, Some(key), board().rank as i32);
         text += if ends {
             "  aborting the job (set MPI4JAX_ON_TIMEOUT=continue to keep it running)\n"

@@ -99,7 +99,7 @@ FAULTS = {
         (
             (
                 r"allreduce #1 .* has waited for \d+ s: rank 1 "
-                rf"is in Python at .*fault.py:{FIRST_LINE} in .*the job continues"
+                rf"is in no operation; .*Python is at .*fault.py:{FIRST_LINE} in .*the job continues"
             ),
             r"has waited for [4-8] s: rank 1",
             "the end 0",
