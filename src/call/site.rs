@@ -64,10 +64,9 @@ pub struct Site {
     pub forms: Forms,
     /// The user's source line.
     pub location: Box<str>,
-    /// What ranks compare of it, and where its line and the words of its forms are on the board.
+    /// What ranks compare of it, and where its line and its forms are on the board.
     pub base: OnceLock<(u64, u64)>,
     pub words: Entry,
-    pub form: Entry,
     pub checked: OnceLock<Checked>,
     pub reducer: OnceLock<PreparedReduction>,
 }
@@ -114,7 +113,6 @@ impl Site {
             reducer: OnceLock::new(),
             base: OnceLock::new(),
             words: Entry::default(),
-            form: Entry::default(),
         }
     }
 
@@ -136,10 +134,10 @@ impl Site {
         }
     }
 
-    /// Where its line is in the slot of this rank.
+    /// Where its line and its forms are in the slot of this rank.
     #[inline]
     pub fn line(&self, slot: &Slot) -> u32 {
-        if self.location.is_empty() { 0 } else { self.words.at(slot, || self.location.to_string()) }
+        self.words.at(slot, || format!("{}{}", self.location, self.forms.behind_line()))
     }
 
     /// The function of MPI's that carries it out.

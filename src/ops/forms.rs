@@ -16,6 +16,8 @@ pub struct Forms {
 const PLAN: &str = "['ghosts.Plan ";
 const OF_PLAN: &str = ", of ghosts.Plan ";
 const IN_SHARD_MAP: &str = ", in shard_map of ";
+/// Between a line and forms. It is no control character, which the board would escape.
+const BEHIND: char = '\u{241f}';
 
 impl Forms {
     /// What a collective belongs to, for reports: `, of ghosts.Plan 2, in shard_map of f([0]: float32[3] P('i'))`. It is equal on all
@@ -26,7 +28,18 @@ impl Forms {
         if self.boundary.is_empty() { plan } else { format!("{plan}{IN_SHARD_MAP}{}", self.boundary) }
     }
 
-    /// The same of another rank, from words that end with it.
+    /// What is sent, and what it belongs to, as it is written on the board behind a line.
+    pub fn behind_line(&self) -> String {
+        let words = format!("{}{}", self.sent, self.belongs_to());
+        if words.is_empty() { words } else { format!("{BEHIND}{words}") }
+    }
+
+    /// The line, and the words behind it.
+    pub fn split(words: &str) -> (&str, &str) {
+        words.split_once(BEHIND).unwrap_or((words, ""))
+    }
+
+    /// What another rank's collective belongs to, from words that end with it.
     pub fn found_in(words: &str) -> &str {
         let found = [OF_PLAN, IN_SHARD_MAP].into_iter().filter_map(|start| words.find(start)).min();
         found.map_or("", |start| &words[start..])
@@ -52,8 +65,11 @@ mod tests {
         ] {
             let forms = Forms { sent: sent.into(), boundary: boundary.into(), ..Forms::default() };
             assert_eq!(forms.belongs_to(), expected);
-            assert_eq!(Forms::found_in(&format!("{sent}{expected}")), expected);
+            let (line, words) = (format!("a.py:1{}", forms.behind_line()), format!("{sent}{expected}"));
+            assert_eq!(Forms::split(&line), ("a.py:1", &*words));
+            assert_eq!(Forms::found_in(&words), expected);
             assert_eq!(Forms::are_of_plan(expected), sent.contains("Plan"));
         }
+        assert_eq!(Forms::split(&format!("a.py:1{}", Forms::default().behind_line())), ("a.py:1", ""));
     }
 }

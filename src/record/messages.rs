@@ -79,27 +79,15 @@ fn peer(comm: &Comm, rank: i32) -> Option<(i32, &'static Peer)> {
     Some((world, own().peer(comm.message_key(), world)))
 }
 
-/// The form of the messages of a site: in the upper half a hash, which is compared, and below 1 if it has words.
+/// The hash of what a site sends, as names and shapes; 0: it has none.
 pub fn form(site: &Site) -> u64 {
-    let sent = &site.forms.sent;
-    let compared = if sent.is_empty() { 0 } else { hash(sent) << 32 };
-    compared | u64::from(!sent.is_empty() || !site.forms.belongs_to().is_empty())
-}
-
-/// The same, with where its words are on the board.
-#[inline]
-pub fn with_words(site: &Site, form: u64) -> u64 {
-    if form == 0 {
-        return 0;
-    }
-    let words = || format!("{}{}", site.forms.sent, site.forms.belongs_to());
-    form >> 32 << 32 | u64::from(site.form.at(own(), words))
+    if site.forms.sent.is_empty() { 0 } else { hash(&site.forms.sent) }
 }
 
 /// Whether two forms are equal, or one is not known.
 #[inline]
 pub fn are_forms_equal(one: u64, other: u64) -> bool {
-    one >> 32 == 0 || other >> 32 == 0 || one >> 32 == other >> 32
+    one == 0 || other == 0 || one == other
 }
 
 /// A message is about to be sent.
@@ -114,7 +102,7 @@ pub fn sends(call: &Call) {
         place[0].store(0, Ordering::Release);
         place[1].store(meaning(buffer.dtype()), Ordering::Relaxed);
         let &(_, form) = call.site.base.get_or_init(|| (0, form(call.site)));
-        place[2].store(with_words(call.site, form), Ordering::Relaxed);
+        place[2].store(form, Ordering::Relaxed);
         place[0].store(key(&buffer, envelope.sendtag), Ordering::Release);
     }
 }
@@ -145,9 +133,11 @@ pub fn received(call: &Call, source: i32, tag: i32, count: usize) {
     let key = key(&buffer, tag);
     let found =
         its.prints.each_ref().map(|print| print.each_ref().map(|number| number.load(Ordering::Acquire)));
-    let form = if call.site.forms.received.is_empty() { 0 } else { hash(&call.site.forms.received) << 32 };
+    let form = if call.site.forms.received.is_empty() { 0 } else { hash(&call.site.forms.received) };
     let mut candidates = found.iter().filter(|print| key != 0 && print[0] == key).peekable();
-    let Some(first) = candidates.peek().copied().copied() else { return };
+    if candidates.peek().is_none() {
+        return;
+    }
     let means = meaning(buffer.dtype());
     let mut any_type = false;
     for [_, its_meaning, its_form] in candidates {
@@ -156,17 +146,11 @@ pub fn received(call: &Call, source: i32, tag: i32, count: usize) {
             return;
         }
     }
-    differs(call, (world, first[2]), (source, tag), &buffer, any_type);
+    differs(call, world, (source, tag), &buffer, any_type);
 }
 
 #[cold]
-fn differs(
-    call: &Call,
-    (sender, form): (i32, u64),
-    (source, tag): (i32, i32),
-    buffer: &Buffer,
-    is_form: bool,
-) {
+fn differs(call: &Call, sender: i32, (source, tag): (i32, i32), buffer: &Buffer, is_form: bool) {
     let site = call.site;
     let (count, dtype) = (buffer.count(), buffer.dtype().name());
     let mut words =
@@ -178,13 +162,13 @@ fn differs(
     let records = slot.map(super::recorder::records).unwrap_or_default();
     let rank = site.comm.rank;
     let sent = records.iter().rev().find(|it| it.op.row().sends() && it.dest == rank && it.sendtag == tag);
-    let mut sent = sent.map_or_else(|| "a message of another type".into(), ToString::to_string);
-    if is_form && !site.forms.received.is_empty() {
+    let mut text = sent.map_or_else(|| "a message of another type".into(), ToString::to_string);
+    if let Some(sent) = sent.filter(|_| is_form) {
         words += &format!(", of {}", site.forms.received);
-        sent += &format!(", of {}", slot.map(|slot| slot.read(form as u32)).unwrap_or_default());
+        text += &format!(", of {}", sent.forms);
     }
     let is_default = site.comm.is_default();
-    *lock(&FOUND) = Some(Difference { sender, words, sent, is_form, is_default });
+    *lock(&FOUND) = Some(Difference { sender, words, sent: text, is_form, is_default });
     IS_FOUND.store(true, Ordering::Relaxed);
 }
 

@@ -11,13 +11,12 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::clock;
-use crate::board::ranks::Ranks;
 use crate::board::slot::{FAILED, PENDING, RECORDS};
 use crate::board::{Cell, Entry, Raw, Slot, own};
 use crate::call::{Call, Phase, Site};
-use crate::comm::{CommId, CommWords};
+use crate::comm::CommWords;
 use crate::mpilib::{Tag, wildcards};
-use crate::ops::{Builtin, Dtype, Op, Reduction};
+use crate::ops::{Builtin, Dtype, Forms, Op, Reduction};
 use crate::system::this_thread;
 
 /// How far an operation has come.
@@ -54,6 +53,8 @@ pub struct Record {
     pub comm: CommWords,
     /// The user's source line; of a wait, that of the start too.
     pub line: String,
+    /// Names and shapes of what is sent, and what the operation belongs to, in words.
+    pub forms: String,
     /// Number of the operation among the collectives, or the messages, of its communicator; from 1.
     pub sequence: u64,
     pub count: u64,
@@ -284,6 +285,8 @@ impl Plain {
         };
         let dtype = (self.kind >> 16 & 0xff).checked_sub(1).and_then(|code| Dtype::from_xla(code as i32));
         let [source, recvtag, dest, sendtag] = self.peers;
+        let words = slot.read(self.line);
+        let (line, forms) = Forms::split(&words);
         let (ended, state) = match self.ended {
             0 => (self.started, RecordState::Started),
             ended if ended & FAILED == 0 => (ended, RecordState::Done),
@@ -296,7 +299,8 @@ impl Plain {
             reduction,
             dtype,
             comm: CommWords::decode(&slot.read(self.comm)),
-            line: slot.read(self.line),
+            line: line.into(),
+            forms: forms.into(),
             sequence: self.number.into(),
             count: self.count & ((1 << COUNT) - 1),
             root: source,
@@ -361,14 +365,6 @@ impl Record {
     /// The name of the operation in Python, or that of the wait for it.
     pub fn name(&self) -> &'static str {
         self.op.name_of(self.phase)
-    }
-
-    pub fn id(&self) -> CommId {
-        self.comm.id
-    }
-
-    pub fn members(&self) -> &Ranks {
-        &self.comm.world
     }
 
     /// Seconds that the operation took, or has taken so far.

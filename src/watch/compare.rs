@@ -106,7 +106,7 @@ pub fn print_of(call: &Call, count: usize) -> (u64, u64) {
     } else {
         call.others.iter().fold(0, |sum, (send, _)| mix(sum, send.dtype().xla_code() as u64))
     };
-    (mix(base ^ dtype << 56 ^ others, count), messages::with_words(site, form))
+    (mix(base ^ dtype << 56 ^ others, count), form)
 }
 
 // ---- With neighbors
@@ -194,7 +194,7 @@ fn check_print(
     match cell.print(running.sequence()) {
         Some(its) if its.print != ours.print => hold(call, running, (rank, cell)),
         Some(its) if !messages::are_forms_equal(its.form, ours.form) => {
-            other_form(call, running, (rank, its.form));
+            other_form(call, running, rank);
             Ok(())
         }
         _ => Ok(()),
@@ -241,7 +241,8 @@ fn hold(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> Result<()
 fn is_other_plan(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> bool {
     let before = running.sequence() - 1;
     let print = |cell: &Cell| cell.print(before).map(|it| it.print);
-    let belong = [call.site.forms.belongs_to(), its_belongs_to(call, running, rank)];
+    let its = its_record(call, running, rank).map(|its| its.forms).unwrap_or_default();
+    let belong = [&*call.site.forms.belongs_to(), Forms::found_in(&its)];
     belong.iter().all(|words| Forms::are_of_plan(words))
         && belong[0] != belong[1]
         && (before == 0 || print(call.site.comm.cell()) == print(cell))
@@ -276,7 +277,7 @@ fn its_record(call: &Call, running: &Running, rank: i32) -> Option<Record> {
 fn record_of(rank: i32, number: u64, comm: CommId) -> Option<Record> {
     let is_it = |record: &Record| {
         record.sequence == number
-            && record.id() == comm
+            && record.comm.id == comm
             && record.op.row().is_collective()
             && record.phase != Phase::Wait
     };
@@ -295,26 +296,16 @@ fn are_alike(call: &Call, running: &Running, rank: i32) -> bool {
     own.is_some() && own.map(of) == its.map(of)
 }
 
-/// The plan or equation that another rank's collective of this number belongs to, in words.
-fn its_belongs_to(call: &Call, running: &Running, rank: i32) -> String {
-    let comm = &*call.site.comm;
-    let words = board().slot(rank).and_then(|slot| {
-        let print = slot.cell(comm.shared_id())?.print(running.sequence())?;
-        Some(slot.read(print.form as u32))
-    });
-    words.map_or_else(String::new, |words| Forms::found_in(&words).to_owned())
-}
-
 /// The operations of this rank and of another one, in words.
 fn texts(call: &Call, running: &Running, rank: i32) -> [(i32, String); 2] {
     let comm = &*call.site.comm;
     let own = running.record().map_or_else(String::new, |record| with_widths(call, &record));
-    let its = its_record(call, running, rank);
-    let its = its.map_or_else(|| "another operation".into(), |its| its.to_string());
-    let belong = [call.site.forms.belongs_to(), its_belongs_to(call, running, rank)];
+    let (its, forms) = its_record(call, running, rank)
+        .map_or_else(|| ("another operation".into(), String::new()), |its| (its.to_string(), its.forms));
+    let belong = [&*call.site.forms.belongs_to(), Forms::found_in(&forms)];
     let (own, its) = match belong[0] == belong[1] {
         true => (own, its),
-        false => (own + &belong[0], its + &belong[1]),
+        false => (own + belong[0], its + belong[1]),
     };
     [(comm.world_rank(comm.rank).unwrap_or(0), own), (rank, its)]
 }
@@ -380,14 +371,12 @@ fn say_doubt(texts: &[(i32, String)], why: &str) {
 }
 
 #[cold]
-fn other_form(call: &Call, running: &Running, (rank, form): (i32, u64)) {
+fn other_form(call: &Call, running: &Running, rank: i32) {
     let [(own, text), (other, its)] = texts(call, running, rank);
-    let its_form = board().slot(rank).map(|slot| slot.read(form as u32)).unwrap_or_default();
-    let lines = [
-        (own, format!("{text}, of {}{}", call.site.forms.sent, call.site.forms.belongs_to())),
-        (other, format!("{its}, of {its_form}")),
-    ];
-    say_doubt(&lines, WHY_FORM);
+    let its_forms = its_record(call, running, rank).map(|its| its.forms).unwrap_or_default();
+    let forms = &call.site.forms;
+    let text = format!("{text}, of {}{}", forms.sent, forms.belongs_to());
+    say_doubt(&[(own, text), (other, format!("{its}, of {its_forms}"))], WHY_FORM);
 }
 
 /// The two ends of a message differ, which this rank has received.

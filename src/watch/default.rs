@@ -7,8 +7,8 @@
 
 use std::ffi::CString;
 use std::mem::MaybeUninit;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use mpi::ffi::{self, MPI_Comm, MPI_Group};
@@ -31,9 +31,9 @@ const TAG: i32 = 0x6d70;
 /// The shortest and the longest interval at which a rank looks whether the others have come.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(25)];
 
-/// The handle, once it is made.
-static MADE: Mutex<Option<usize>> = Mutex::new(None);
-static IS_MADE: AtomicBool = AtomicBool::new(false);
+/// The handle, once it is made. Locked while a thread makes it.
+static MADE: OnceLock<usize> = OnceLock::new();
+static MAKING: Mutex<()> = Mutex::new(());
 
 /// Whether the ranks need not be at the same place of the program.
 fn is_apart(watchdog: &Watchdog) -> bool {
@@ -67,7 +67,7 @@ fn make_apart(watchdog: &Watchdog) -> Result<Option<usize>, Cause> {
     if default.compare_exchange(0, CLONE, Ordering::AcqRel, Ordering::Acquire) == Err(WORLD) {
         return Ok(None);
     }
-    if !IS_MADE.load(Ordering::Acquire) {
+    if MADE.get().is_none() {
         board().ring_all();
         let mut pause = PAUSES[0];
         while !have_all_come(watchdog) {
@@ -87,8 +87,8 @@ fn have_all_come(watchdog: &Watchdog) -> bool {
 
 /// Takes part in making the communicator: `together` with all ranks, in program order, or when this rank can.
 fn join(together: bool) -> Result<usize, Cause> {
-    let mut made = lock(&MADE);
-    if let Some(made) = *made {
+    let _making = lock(&MAKING);
+    if let Some(&made) = MADE.get() {
         return Ok(made);
     }
     let mut new = MaybeUninit::<MPI_Comm>::uninit();
@@ -110,16 +110,13 @@ fn join(together: bool) -> Result<usize, Cause> {
         check("MPI_Comm_set_name", ffi::MPI_Comm_set_name(new, name.as_ptr()))?;
         handle_value(new)
     };
-    *made = Some(new);
-    IS_MADE.store(true, Ordering::Release);
-    Ok(new)
+    Ok(*MADE.get_or_init(|| new))
 }
 
 /// Takes part in a thread if another rank needs the communicator, unless this rank already has.
 pub fn serve(watchdog: &'static Watchdog) {
     static SERVES: AtomicBool = AtomicBool::new(false);
-    let is_wanted =
-        board().header().default.load(Ordering::Acquire) == CLONE && !IS_MADE.load(Ordering::Acquire);
+    let is_wanted = board().header().default.load(Ordering::Acquire) == CLONE && MADE.get().is_none();
     if is_wanted
         && is_apart(watchdog)
         && any_thread_may_call()

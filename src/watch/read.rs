@@ -26,7 +26,7 @@ const BUSY: u64 = 7_000;
 fn need_of(record: &Record) -> Need {
     let (row, any) = (record.op.row(), wildcards());
     if row.is_collective() {
-        return Need::Collective { comm: record.id(), number: record.sequence };
+        return Need::Collective { comm: record.comm.id, number: record.sequence };
     }
     let end = |takes_part: bool, rank: i32, tag: i32| {
         (takes_part && rank != any.proc_null).then(|| Peer {
@@ -36,19 +36,13 @@ fn need_of(record: &Record) -> Need {
     };
     let from = end(row.receives(), record.source, record.recvtag);
     let to = end(row.sends(), record.dest, record.sendtag);
-    Need::Message { comm: record.id(), key: record.id().key(), from, to }
+    Need::Message { comm: record.comm.id, key: record.comm.id.key(), from, to }
 }
 
 fn wait_of(record: &Record) -> Wait {
-    Wait {
-        id: WaitId::Operation(record.ticket),
-        need: need_of(record),
-        members: record.members().clone(),
-        seconds: record.seconds(),
-        late: String::new(),
-        words: record.to_string(),
-        has_line: !record.line.is_empty(),
-    }
+    let id = WaitId::Operation(record.ticket);
+    let wait = Wait::new(id, need_of(record), record.comm.world.clone(), record.to_string());
+    Wait { seconds: record.seconds(), has_line: !record.line.is_empty(), ..wait }
 }
 
 /// "1.2 s", "3.4 ms", "5.6 us"

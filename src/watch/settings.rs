@@ -72,8 +72,11 @@ pub fn publish(settings: &Settings) {
     own().settings.write(&serde_json::to_string(&(&settings.shared, &settings.build)).unwrap_or_default());
 }
 
+/// A rank, its settings, and its build.
+type Known = (i32, (Shared, String));
+
 /// Settings and builds of these ranks of this host, as far as they are known.
-fn known(ranks: impl Iterator<Item = i32>) -> Vec<(i32, (Shared, String))> {
+fn known(ranks: impl Iterator<Item = i32>) -> Vec<Known> {
     let of = |rank| Some((rank, serde_json::from_str(&board().slot(rank)?.settings.read()).ok()?));
     ranks.filter_map(of).collect()
 }
@@ -82,10 +85,10 @@ fn known(ranks: impl Iterator<Item = i32>) -> Vec<(i32, (Shared, String))> {
 pub fn difference_among(ranks: impl Iterator<Item = i32>) -> Option<String> {
     let known = known(ranks);
     say_builds(&builds(&known));
-    difference(&known.into_iter().map(|(rank, (shared, _))| (rank, shared)).collect::<Vec<_>>())
+    difference(&known)
 }
 
-fn builds(known: &[(i32, (Shared, String))]) -> Vec<(String, Ranks)> {
+fn builds(known: &[Known]) -> Vec<(String, Ranks)> {
     grouped(known.iter().map(|(rank, (_, build))| (build.clone(), *rank)))
 }
 
@@ -114,15 +117,14 @@ fn say_builds(groups: &[(String, Ranks)]) {
 pub fn compare_all(settings: &Settings) -> Result<(), Cause> {
     let ours = (&settings.shared, &settings.build);
     let all = Group::World.all_bytes(&serde_json::to_vec(&ours).unwrap_or_default())?;
-    let all: Vec<(Shared, String)> =
-        all.iter().map(|text| serde_json::from_slice(text).unwrap_or_default()).collect();
-    let builds = grouped((0..).zip(&all).map(|(rank, (_, build))| (build.clone(), rank)));
+    let all: Vec<Known> =
+        (0..).zip(all.iter().map(|text| serde_json::from_slice(text).unwrap_or_default())).collect();
+    let builds = builds(&all);
     OTHERS_DIFFER.store(builds.len() > 1, Ordering::Relaxed);
     if settings.rank == 0 {
         say_builds(&builds);
     }
-    let shared: Vec<(i32, Shared)> = (0..).zip(all).map(|(rank, (shared, _))| (rank, shared)).collect();
-    difference(&shared).map_or(Ok(()), |message| Err(Cause::Setting { message }))
+    difference(&all).map_or(Ok(()), |message| Err(Cause::Setting { message }))
 }
 
 /// Compares the settings of the members of a communicator, at its first collective on this rank. Of ranks that have not come yet,
@@ -133,14 +135,15 @@ pub fn compare_members(comm: &Comm) -> Result<(), Cause> {
 }
 
 /// In which settings ranks differ, in words. None: in none.
-fn difference(all: &[(i32, Shared)]) -> Option<String> {
+fn difference(all: &[Known]) -> Option<String> {
     let of = |settings: &Shared, name: &str| {
         let found = settings.iter().find(|(other, ..)| other == name);
         found.map(|(_, meaning, value)| (meaning.clone(), value.clone())).unwrap_or_default()
     };
     let mut parts = Vec::new();
-    for (name, ..) in all.first().into_iter().flat_map(|(_, settings)| settings) {
-        let (meanings, values): (Vec<_>, Vec<_>) = all.iter().map(|(_, settings)| of(settings, name)).unzip();
+    for (name, ..) in all.first().into_iter().flat_map(|(_, (settings, _))| settings) {
+        let (meanings, values): (Vec<_>, Vec<_>) =
+            all.iter().map(|(_, (settings, _))| of(settings, name)).unzip();
         if meanings.iter().any(|meaning| *meaning != meanings[0]) {
             let part = |(value, ranks): &(String, Ranks)| {
                 let value = if value.is_empty() { "unset".into() } else { format!("{value:?}") };
@@ -165,8 +168,10 @@ mod tests {
 
     #[test]
     fn a_difference_names_variables_ranks_and_values() {
-        let settings = |one: &str, other: &str| -> Shared {
-            [("A", one), ("B", other)].map(|(name, value)| (name.into(), value.into(), value.into())).into()
+        let settings = |one: &str, other: &str| -> (Shared, String) {
+            let shared =
+                [("A", one), ("B", other)].map(|(name, value)| (name.into(), value.into(), value.into()));
+            (shared.into(), String::new())
         };
         let all = [(0, settings("1", "")), (3, settings("", "")), (4, settings("1", ""))];
         let words = difference(&all).unwrap_or_default();
@@ -178,8 +183,12 @@ mod tests {
 
     #[test]
     fn values_that_mean_the_same_are_no_difference() {
-        let settings = |meaning: &str, value: &str| -> Shared {
-            vec![("A".into(), "1".into(), value.into()), ("B".into(), meaning.into(), value.into())]
+        let settings = |meaning: &str, value: &str| -> (Shared, String) {
+            let shared = [("A", "1", value), ("B", meaning, value)];
+            (
+                shared.map(|(name, meaning, value)| (name.into(), meaning.into(), value.into())).into(),
+                String::new(),
+            )
         };
         let all = [(0, settings("", "x")), (1, settings("y", "y")), (2, settings("", ""))];
         let words = difference(&all).unwrap_or_default();

@@ -57,6 +57,13 @@ pub struct Wait {
     pub has_line: bool,
 }
 
+impl Wait {
+    /// One that begins, whose words name no line.
+    pub fn new(id: WaitId, need: Need, members: Ranks, words: String) -> Self {
+        Self { id, need, members, seconds: 0.0, late: String::new(), words, has_line: false }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
     Runs,

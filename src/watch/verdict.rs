@@ -117,13 +117,12 @@ impl<'a> Verdict<'a> {
         from.map(|end| (end, false)).into_iter().chain(to.map(|end| (end, true)))
     }
 
-    /// Whether a rank has sent more messages to another rank than that rank has received, on one communicator or on any.
-    fn is_under_way(&self, from: i32, to: i32, on: Option<u64>) -> bool {
-        self.world.get(&from).is_some_and(|it| {
-            it.messages.iter().any(|&(key, rank, sent, _)| {
-                let received = self.received.get(&(key, from, rank)).copied().unwrap_or(0);
-                rank == to && on.is_none_or(|on| on == key) && sent > received
-            })
+    /// The messages of a rank that were not received: the key of the communicator, and the receiver.
+    fn under_way(&self, from: i32) -> impl Iterator<Item = (u64, i32)> {
+        let messages = self.world.get(&from).into_iter().flat_map(|it| &it.messages);
+        messages.filter_map(move |&(key, to, sent, _)| {
+            let received = self.received.get(&(key, from, to)).copied().unwrap_or(0);
+            (sent > received).then_some((key, to))
         })
     }
 
@@ -134,13 +133,8 @@ impl<'a> Verdict<'a> {
             let sent = sum(|it| it.messages.iter().map(|it| it.2).sum::<u64>() + it.others[0]);
             return sent > sum(|it| it.messages.iter().map(|it| it.3).sum::<u64>() + it.others[1]);
         }
-        let is_under_way = |(&from, it): (&i32, &RankStatus)| {
-            it.messages.iter().any(|&(key, to, sent, _)| {
-                let has_finished = self.world.get(&to).is_none_or(RankStatus::is_over);
-                !has_finished && sent > self.received.get(&(key, from, to)).copied().unwrap_or(0)
-            })
-        };
-        self.world.iter().any(is_under_way)
+        let is_awaited = |(_, to): (u64, i32)| !self.world.get(&to).is_none_or(RankStatus::is_over);
+        self.world.keys().any(|&from| self.under_way(from).any(is_awaited))
     }
 
     /// Whether a wait may complete, as far as is known, even if no rank begins another operation.
@@ -182,8 +176,9 @@ impl<'a> Verdict<'a> {
         }
         let mut peers = Vec::new();
         for (end, sends) in Self::ends(wait) {
-            let is_none_left =
-                |peer: i32| self.is_over(peer) && (sends || !self.is_under_way(peer, rank, Some(key)));
+            let is_none_left = |peer: i32| {
+                self.is_over(peer) && (sends || !self.under_way(peer).any(|it| it == (key, rank)))
+            };
             match end.rank {
                 Some(peer) if is_none_left(peer) => peers.push(peer),
                 None if self.alive.iter().any(|&it| it != rank && wait.members.contains(it)) => return None,

@@ -19,12 +19,9 @@ use crate::transport;
 
 /// A collective call of Python's that is no operation: the creation of the default communicator, or the freeing of one.
 struct Blocked {
-    number: u64,
-    words: String,
-    /// The ranks that take part.
-    members: Ranks,
-    started: u64,
     thread: i32,
+    started: u64,
+    wait: Wait,
 }
 
 /// Threads may be in one each.
@@ -38,8 +35,9 @@ pub fn enter_on(comm: &Comm, words: String) {
 /// This thread is about to wait for these ranks.
 pub fn enter(words: String, members: Ranks) {
     static CALLS: AtomicU64 = AtomicU64::new(0);
-    let (number, thread) = (CALLS.fetch_add(1, Ordering::Relaxed), this_thread());
-    lock(&BLOCKED).push(Blocked { number, words, members, started: clock::ticks(), thread });
+    let id = WaitId::Call(CALLS.fetch_add(1, Ordering::Relaxed));
+    let wait = Wait::new(id, Need::Call, members, words);
+    lock(&BLOCKED).push(Blocked { thread: this_thread(), started: clock::ticks(), wait });
 }
 
 /// The last call that this thread has entered has ended.
@@ -118,24 +116,13 @@ pub fn under_way() -> Vec<WaitId> {
 
 /// Waits that are no operations.
 fn others() -> Vec<Wait> {
-    let wait = |id, need, members, seconds, words, late| Wait {
-        id,
-        need,
-        members,
-        seconds,
-        words,
-        late,
-        has_line: false,
-    };
-    let call = |it: &Blocked| {
-        let (members, seconds) = (it.members.clone(), clock::seconds_since(it.started));
-        wait(WaitId::Call(it.number), Need::Call, members, seconds, it.words.clone(), String::new())
-    };
-    let mut waits: Vec<Wait> = lock(&BLOCKED).iter().map(call).collect();
+    let age = |call: &Blocked| Wait { seconds: clock::seconds_since(call.started), ..call.wait.clone() };
+    let mut waits: Vec<Wait> = lock(&BLOCKED).iter().map(age).collect();
     waits.extend(transport::unfinished().into_iter().map(|op| {
         let members = op.comm.world.iter().copied().collect();
         let late = op.failure.as_ref().map_or_else(String::new, |failure| format!("failed: {failure}"));
-        wait(WaitId::Stream(op.number), Need::Stream, members, op.seconds, op.to_string(), late)
+        let wait = Wait::new(WaitId::Stream(op.number), Need::Stream, members, op.to_string());
+        Wait { seconds: op.seconds, late, ..wait }
     }));
     waits
 }
@@ -145,20 +132,12 @@ fn others() -> Vec<Wait> {
 pub struct Waits {
     /// The oldest last, with the time that this process has waited.
     list: Vec<Wait>,
-    published: String,
 }
 
 impl Waits {
     /// Updates the list after `passed` seconds in which this process ran, and publishes the waits that are not operations.
     pub fn update(&mut self, passed: f64, limit: &Limit) {
-        let text = match others() {
-            others if others.is_empty() => String::new(),
-            others => serde_json::to_string(&others).unwrap_or_default(),
-        };
-        if text != self.published {
-            own().waits.write(&text);
-            self.published = text;
-        }
+        own().waits.write(&serde_json::to_string(&others()).unwrap_or_default());
         let before: HashMap<WaitId, f64> = self.list.iter().map(|wait| (wait.id, wait.seconds)).collect();
         self.list = read::waits(own());
         for wait in &mut self.list {

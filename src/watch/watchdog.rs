@@ -319,11 +319,11 @@ impl Observer {
             Some(Action::Line(key)) => {
                 line_at.store(milliseconds(), Ordering::Relaxed);
                 let world = self.fresh_world(QuestionKind::Report);
-                print(&self.facts(&world, Err(String::new())).line(key).unwrap_or_default());
+                print(&self.facts(&world).line(key).unwrap_or_default());
             }
             Some(Action::Stuck(key, why, left)) => {
                 let world = self.fresh_world(QuestionKind::Report);
-                print(&self.facts(&world, Err(String::new())).stuck_line(key, &why, left));
+                print(&self.facts(&world).stuck_line(key, &why, left));
             }
             Some(Action::End(key, why)) => {
                 let world = self.fresh_world(QuestionKind::End);
@@ -374,13 +374,13 @@ impl Observer {
         let rank = self.watchdog.settings.rank;
         let world = self.fresh_world(QuestionKind::Report);
         let left = leave_board(&self.watchdog.settings);
-        print(&self.facts(&world, left).report("report (SIGUSR1)", rank, None, rank));
+        print(&self.facts(&world).report("report (SIGUSR1)", (rank, None), rank, left));
     }
 
-    fn facts<'a>(&'a self, world: &'a World, left: Result<&'a Path, String>) -> Facts<'a> {
+    fn facts<'a>(&self, world: &'a World) -> Facts<'a> {
         let (size, has_board, asks_hosts) =
             (self.watchdog.settings.size, board().is_shared(), link::is_open());
-        Facts { world, size, left, has_board, asks_hosts }
+        Facts { world, size, has_board, asks_hosts }
     }
 
     /// A wait hangs: this rank reports for all ranks, and aborts the job.
@@ -392,7 +392,7 @@ impl Observer {
         }
         let headline = report::headline(world, key, wait, why);
         let left = leave_board(&self.watchdog.settings);
-        let mut text = self.facts(world, left).report(&headline, key.0, Some(key), board().rank as i32);
+        let mut text = self.facts(world).report(&headline, (key.0, Some(key)), board().rank as i32, left);
         text += if ends {
             "  aborting the job (set MPI4JAX_ON_TIMEOUT=continue to keep it running)\n"
         } else {

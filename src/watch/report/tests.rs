@@ -33,7 +33,7 @@ fn world(ranks: [RankStatus; 2]) -> World {
 }
 
 fn line(world: &World) -> String {
-    let facts = Facts { world, size: 2, left: Ok(Path::new("/x")), has_board: true, asks_hosts: false };
+    let facts = Facts { world, size: 2, has_board: true, asks_hosts: false };
     facts.line((0, WAIT)).unwrap()
 }
 
@@ -118,7 +118,7 @@ fn a_receive_that_no_rank_sends_to_has_a_hint() {
 #[test]
 fn what_is_stuck_is_a_line_with_the_time_that_is_left() {
     let world = world([recv(1, "recv from 1, a.py:8"), recv(0, "recv from 0, a.py:9")]);
-    let facts = Facts { world: &world, size: 2, left: Err("no".into()), has_board: true, asks_hosts: false };
+    let facts = Facts { world: &world, size: 2, has_board: true, asks_hosts: false };
     let text = facts.stuck_line((0, WAIT), &Why::Stuck(vec![1]), 290.0);
     assert!(
         text.starts_with("r0 | mpi4jax: this looks like a deadlock: rank 0 is in recv from 1, a.py:8, and"),
