@@ -8,7 +8,7 @@ fn slot() -> &'static Slot {
 
 #[test]
 fn a_slot_is_as_large_as_the_page_says() {
-    assert_eq!(size_of::<Slot>(), 60 << 10, "docs/environment.md says how much memory a rank takes");
+    assert_eq!(size_of::<Slot>(), 56 << 10, "docs/debugging.md says how much memory a rank takes");
     assert_eq!((size_of::<Raw>(), RECORDS), (64, 256));
 }
 

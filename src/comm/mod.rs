@@ -14,7 +14,7 @@ mod words;
 
 use std::any::{Any, TypeId};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
@@ -99,8 +99,8 @@ pub struct Comm {
     /// What ranks of one board know it by; see `words.rs`.
     shared_id: u64,
     message_key: u64,
-    /// The next and the previous rank on the same board: the rank in `MPI_COMM_WORLD` plus one, and the place of its cell.
-    pub neighbors: [(AtomicI32, AtomicU32); 2],
+    /// The next and the previous rank on the same board: the rank in `MPI_COMM_WORLD` plus one.
+    pub neighbors: [AtomicI32; 2],
     words: Entry,
     freed: AtomicBool,
     /// MPI destroys it when nothing that MPI counts uses it any more; see [`CommGuard`].

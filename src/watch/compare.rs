@@ -111,39 +111,32 @@ pub fn print_of(call: &Call, count: usize) -> (u64, u64) {
 
 // ---- With neighbors
 
-/// A rank on the same board, and its cell of a communicator.
+/// The next or the previous rank on the same board, and its cell of a communicator, if it has used the communicator.
 #[inline]
 fn neighbor(comm: &Comm, which: usize, number: u64) -> Option<(i32, &'static Cell)> {
-    let (rank, place) = &comm.neighbors[which];
-    let known = rank.load(Ordering::Relaxed) - 1;
-    if known >= 0
-        && let Some(cell) = board().slot(known)?.cells.get(place.load(Ordering::Relaxed) as usize)
-        && cell.id.load(Ordering::Relaxed) == comm.shared_id()
-    {
-        return Some((known, cell));
-    }
-    // A rank may come, or use the communicator for the first time, later: it is looked for at some of the calls.
-    if number.is_power_of_two() || number % 64 == 0 { find_neighbor(comm, which) } else { None }
+    let known = comm.neighbors[which].load(Ordering::Relaxed) - 1;
+    // A rank may come later: it is looked for at some of the calls.
+    let is_looked_for = || number.is_power_of_two() || number % 64 == 0;
+    let rank = if known >= 0 { known } else { is_looked_for().then(|| find_neighbor(comm, which))?? };
+    Some((rank, cell_of(comm, rank)?))
 }
 
 #[cold]
-fn find_neighbor(comm: &Comm, which: usize) -> Option<(i32, &'static Cell)> {
+fn find_neighbor(comm: &Comm, which: usize) -> Option<i32> {
     let step = |distance| if which == 0 { comm.rank + distance } else { comm.rank - distance + comm.size };
     let mut around = (1..comm.size).filter_map(|distance| comm.world_rank(step(distance) % comm.size));
     let rank = around.find(|&rank| board().slot(rank).is_some())?;
-    let place = of_rank(comm, rank)?;
-    comm.neighbors[which].1.store(place as u32, Ordering::Relaxed);
-    comm.neighbors[which].0.store(rank + 1, Ordering::Relaxed);
-    Some((rank, &board().slot(rank)?.cells[place]))
+    comm.neighbors[which].store(rank + 1, Ordering::Relaxed);
+    Some(rank)
 }
 
-/// The index of a rank's cell of a communicator. `None` if the two ranks may have counted different duplicates of `MPI_COMM_WORLD`.
-fn of_rank(comm: &Comm, rank: i32) -> Option<usize> {
+/// The cell of a communicator of another rank. `None` if the two ranks may have counted different duplicates of `MPI_COMM_WORLD`.
+#[inline]
+fn cell_of(comm: &Comm, rank: i32) -> Option<&'static Cell> {
     let slot = board().slot(rank)?;
     let copies = |slot: &Slot| slot.copies.load(Ordering::Relaxed);
     let is_sure = comm.has_one_origin() || copies(slot) == copies(own());
-    let place = slot.cells.iter().position(|cell| cell.id.load(Ordering::Acquire) == comm.shared_id())?;
-    is_sure.then_some(place)
+    if is_sure { slot.cell(comm.shared_id()) } else { None }
 }
 
 /// A collective is about to run, and has been noted.
@@ -172,14 +165,10 @@ pub fn after(call: &Call, running: &Running) -> Result<(), Error> {
         return Ok(());
     }
     let (comm, number) = (&*site.comm, running.sequence());
-    let Some(root) = comm.world_rank(site.root).filter(|&root| board().slot(root).is_some()) else {
-        return Ok(());
-    };
-    let Some(ours) = comm.cell().print(number).filter(|_| !comm.cell().has(THREADS | MIXED)) else {
-        return Ok(());
-    };
-    match board().slot(root).and_then(|slot| slot.cell(comm.shared_id())) {
-        Some(cell) if of_rank(comm, root).is_some() => check_print(call, running, &ours, (root, cell)),
+    let ours = comm.cell().print(number).filter(|_| !comm.cell().has(THREADS | MIXED));
+    let root = comm.world_rank(site.root).and_then(|root| Some((root, cell_of(comm, root)?)));
+    match (ours, root) {
+        (Some(ours), Some(root)) => check_print(call, running, &ours, root),
         _ => Ok(()),
     }
 }

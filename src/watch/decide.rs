@@ -6,6 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use super::settings::Settings;
 use super::state::{Key, Wait, World};
 use super::verdict::{Verdict, Why};
 
@@ -16,16 +17,6 @@ const PATIENCE: f64 = 4.0;
 const WARN_AFTER: f64 = 10.0;
 /// A line about one wait stands for waits of other ranks too that are younger by less than this part of their age.
 const SPREAD: f64 = 0.2;
-
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// How many ranks the job has.
-    pub size: i32,
-    /// Seconds until a warning about an operation that waits; infinity: never.
-    pub report_after: f64,
-    /// Seconds until a job that is stuck is ended; infinity: never.
-    pub deadlock_after: f64,
-}
 
 /// What is remembered from earlier decisions.
 #[derive(Clone, Debug)]

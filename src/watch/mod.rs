@@ -3,8 +3,9 @@
 //! All that ranks of a host know of each other is on the [board](crate::board). The [`watchdog`] is a thread of each rank. Of the
 //! ranks that wait, one [reads](read) the [states](state) of all, [asks other hosts](hosts) through a [`link`], finds a
 //! [`verdict`], and [decides](decide) what is done: a line, or a [`report`] and the [`end`] of the job. Collectives are
-//! [compared](compare) before they run, exactly by [`exact`], and [between] hosts when states are exchanged. An [`operation`] begins and ends, [`waits`] are what else is waited for, [`python`] says
-//! where Python is, and [`default`] makes the default communicator.
+//! [compared](compare) before they run, exactly by [`exact`], and [between] hosts when states are exchanged. An [`operation`]
+//! begins and ends, [`waits`] are what else is waited for, [`python`] says where Python is, and [`default`] makes the default
+//! communicator.
 
 mod api;
 mod between;

@@ -15,7 +15,7 @@ use crate::output::print;
 pub type Shared = Vec<(String, String, String)>;
 
 /// The settings of the watchdog.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject), pyo3(from_item_all))]
 pub struct Settings {
     /// Of this process, in `MPI_COMM_WORLD`.

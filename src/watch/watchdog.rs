@@ -306,15 +306,10 @@ impl Observer {
     fn act(&mut self, world: &World) {
         let settings = &self.watchdog.settings;
         let line_at = &board().header().line_at;
-        let wanted = decide::Settings {
-            size: settings.size,
-            report_after: settings.report_after,
-            deadlock_after: settings.deadlock_after,
-        };
         // Another leader may have printed a line.
         let age = milliseconds().saturating_sub(line_at.load(Ordering::Relaxed)) as f64 / 1e3;
         self.memory.note_line(self.clock - age);
-        match decide::decide(world, &mut self.memory, &wanted, self.clock) {
+        match decide::decide(world, &mut self.memory, settings, self.clock) {
             None => {}
             Some(Action::Line(key)) => {
                 line_at.store(milliseconds(), Ordering::Relaxed);

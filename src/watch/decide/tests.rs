@@ -44,7 +44,7 @@ fn actions(settings: &Settings, until: u32, world: impl Fn(u32) -> [RankStatus; 
 }
 
 fn settings(deadlock_after: f64) -> Settings {
-    Settings { size: 2, report_after: 30.0, deadlock_after }
+    Settings { size: 2, report_after: 30.0, deadlock_after, ..Settings::default() }
 }
 
 fn ends(done: &[(u32, Action)]) -> Vec<u32> {
