@@ -58,6 +58,8 @@ pub struct Board {
     header: &'static Header,
     slots: &'static [Slot],
     pub rank: usize,
+    /// The place of its own slot.
+    place: usize,
     /// Its file, whose lock says that a process of the job lives. None: private memory.
     file: Option<(PathBuf, File)>,
 }
@@ -71,7 +73,11 @@ struct Memory<const N: usize> {
 // SAFETY: all-zero is a value of these structs, whose fields are atomics.
 static MEMORY: Memory<1> = unsafe { std::mem::zeroed() };
 /// That of a process which shares none.
-static ALONE: Board = Board { header: &MEMORY.header, slots: &MEMORY.slots, rank: 0, file: None };
+static ALONE: Board = alone(0);
+
+const fn alone(rank: usize) -> Board {
+    Board { header: &MEMORY.header, slots: &MEMORY.slots, rank, place: 0, file: None }
+}
 
 static BOARD: AtomicPtr<Board> = AtomicPtr::new(null_mut());
 
@@ -86,7 +92,7 @@ pub fn board() -> &'static Board {
 #[inline]
 pub fn own() -> &'static Slot {
     let board = board();
-    &board.slots[board.rank]
+    &board.slots[board.place]
 }
 
 /// Where boards lie: for this user alone.
@@ -95,8 +101,18 @@ pub fn place() -> PathBuf {
     base.join(format!("mpi4jax-{}", rustix::process::geteuid().as_raw()))
 }
 
-/// Opens the board of a job on this host, and takes the slot of a rank. An error says why there is none.
+/// Opens the board of a job on this host, and takes the slot of a rank. An error says why there is none: then the rank has a slot in
+/// private memory.
 pub fn open(name: &str, rank: i32, size: i32) -> io::Result<()> {
+    let (board, result) = match shared(name, rank, size) {
+        Ok(board) => (board, Ok(())),
+        Err(error) => (alone(rank as usize), Err(error)),
+    };
+    BOARD.store(Box::into_raw(Box::new(board)), Ordering::Release);
+    result
+}
+
+fn shared(name: &str, rank: i32, size: i32) -> io::Result<Board> {
     folder::make_one(&place())?;
     // Boards of another layout have other names.
     let path = place().join(name);
@@ -119,9 +135,7 @@ pub fn open(name: &str, rank: i32, size: i32) -> io::Result<()> {
         let name = process::name(pid);
         return Err(io::Error::other(format!("{name} is rank {rank} of this job already")));
     }
-    let board = Board { header, slots, rank: rank as usize, file: Some((path, file)) };
-    BOARD.store(Box::into_raw(Box::new(board)), Ordering::Release);
-    Ok(())
+    Ok(Board { header, slots, rank: rank as usize, place: rank as usize, file: Some((path, file)) })
 }
 
 /// The file of a board, which is made, or made anew where an earlier job of the same name has left one. It is locked.
@@ -174,10 +188,6 @@ impl Board {
         self.header
     }
 
-    pub fn slots(&self) -> &'static [Slot] {
-        self.slots
-    }
-
     /// Whether other ranks see it.
     pub fn is_shared(&self) -> bool {
         self.file.is_some()
@@ -196,7 +206,9 @@ impl Board {
 
     /// The ranks that have come, and their slots.
     pub fn here(&self) -> impl Iterator<Item = (i32, &'static Slot)> {
-        (0..).zip(self.slots).filter(|(_, slot)| slot.pid.load(Ordering::Acquire) != 0)
+        ((self.rank - self.place) as i32..)
+            .zip(self.slots)
+            .filter(|(_, slot)| slot.pid.load(Ordering::Acquire) != 0)
     }
 
     /// Whether no rank of this host has done this before.

@@ -1,6 +1,8 @@
 //! Small collective exchanges, by which the ranks of a communicator agree on bits, numbers or bytes.
 
 use mpi::ffi::{self, MPI_Comm};
+use mpi::raw::AsRaw;
+use mpi::traits::Equivalence;
 
 use super::Comm;
 use crate::error::Cause;
@@ -70,14 +72,11 @@ impl Group<'_> {
     }
 
     /// Gives each rank the number at its place in `ours`, and gets theirs. Collective.
-    pub fn exchange_counts(self, ours: &[i32], theirs: &mut [i32]) -> Result<(), Cause> {
+    pub fn exchange_counts<T: Equivalence>(self, ours: &[T], theirs: &mut [T]) -> Result<(), Cause> {
         debug_assert_eq!(ours.len(), theirs.len());
-        let to = theirs.as_mut_ptr().cast();
+        let (to, t) = (theirs.as_mut_ptr().cast(), T::equivalent_datatype().as_raw());
         // SAFETY: one element for each rank, of the type that is named.
-        let code = unsafe {
-            let int = ffi::RSMPI_INT32_T;
-            ffi::MPI_Alltoall(ours.as_ptr().cast(), 1, int, to, 1, int, self.handle())
-        };
+        let code = unsafe { ffi::MPI_Alltoall(ours.as_ptr().cast(), 1, t, to, 1, t, self.handle()) };
         check("MPI_Alltoall", code)
     }
 

@@ -19,22 +19,16 @@ const WARN_AFTER: f64 = 10.0;
 const SPREAD: f64 = 0.2;
 
 /// What is remembered from earlier decisions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Memory {
     /// Since when there has been a certain reason.
     certain: HashMap<Key, f64>,
     /// The signature of the ranks while they are stuck, since when they have been, and whether a line has said so.
     stuck: Option<(u64, f64, bool)>,
-    /// When a line about a long wait was printed.
+    /// When a line about a long wait was printed. The clock begins with the job.
     line_at: f64,
     /// What has been reported.
     reported: HashSet<Key>,
-}
-
-impl Default for Memory {
-    fn default() -> Self {
-        Self { certain: HashMap::new(), stuck: None, line_at: f64::NEG_INFINITY, reported: HashSet::new() }
-    }
 }
 
 impl Memory {

@@ -3,13 +3,10 @@
 
 use std::time::Duration;
 
-use mpi::ffi;
-
 use super::compare::{CheckLevel, check_level, print_of, with_widths};
 use crate::call::Call;
 use crate::comm::{Comm, Comparison, Group};
 use crate::error::{Cause, Error};
-use crate::mpilib::check;
 use crate::ops::Dtype;
 use crate::record::recorder::{Record, Running};
 
@@ -32,23 +29,12 @@ fn collective(call: &Call, record: &Record) -> Result<(), Cause> {
     }
     // All ranks are at the same operation.
     let Some([sent, expected]) = call.site.counts() else { return Ok(()) };
-    let told = told(call, &sent)?;
+    let mut told = vec![0u64; sent.len()];
+    Group::Of(&call.site.comm).exchange_counts(&sent, &mut told)?;
     let differs = (0..).zip(told.iter().zip(&expected)).find(|(_, (sent, expected))| sent != expected);
     differs.map_or(Ok(()), |(source_rank, (&sent, &expected))| {
         Err(Cause::Parts { source_rank, received: sent as usize, expected: expected as usize })
     })
-}
-
-/// Exchanges counts: returns how many elements each rank sends to this rank, which sends `sent` of them to each.
-fn told(call: &Call, sent: &[u64]) -> Result<Vec<u64>, Cause> {
-    let mut to_me = vec![0; sent.len()];
-    // SAFETY: a registered communicator, which is not freed, and an integer for and from each of its ranks.
-    unsafe {
-        let (n, t, comm) = (1, ffi::RSMPI_UINT64_T, call.site.comm.handle());
-        let code = ffi::MPI_Alltoall(sent.as_ptr().cast(), n, t, to_me.as_mut_ptr().cast(), n, t, comm);
-        check("MPI_Alltoall of counts", code)?;
-    }
-    Ok(to_me)
 }
 
 /// Posts the description of a collective that is started, to be compared in its wait; waits for no other rank.

@@ -47,8 +47,10 @@ impl Message {
 pub struct Mail {
     /// The ranks of each host, in the order of their lowest ones.
     hosts: Vec<Ranks>,
-    /// The index of this host in `hosts`.
+    /// The index of this host in `hosts`, and whether this rank answers for it: its first rank does, and the second one if the first
+    /// is gone.
     own: usize,
+    pub answers_for_host: bool,
     /// Messages to be sent, each with the rank that it is for.
     pub outbox: Vec<(i32, Message)>,
     /// The last question of this rank, and the answers to it, by the index of the host.
@@ -64,17 +66,13 @@ impl Mail {
         let hosts: Vec<Ranks> =
             grouped(names.iter().copied().zip(0..)).into_iter().map(|(_, ranks)| ranks).collect();
         let own = hosts.iter().position(|host| host.contains(rank)).unwrap_or(0);
-        Self { hosts, own, ..Self::default() }
+        let answers_for_host = hosts.get(own).is_some_and(|host| host.iter().take(2).any(|it| it == rank));
+        Self { hosts, own, answers_for_host, ..Self::default() }
     }
 
     /// Whether there are other hosts.
     pub fn has_others(&self) -> bool {
         self.hosts.len() > 1
-    }
-
-    /// Whether this rank answers for its host: the first rank of a host does, and the second one if the first is gone.
-    pub fn answers_for_host(&self, rank: i32) -> bool {
-        self.hosts.get(self.own).is_some_and(|host| host.iter().take(2).any(|it| it == rank))
     }
 
     /// Whether a host before this one has asked within this time. One host that asks is enough.

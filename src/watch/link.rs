@@ -6,7 +6,6 @@
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,8 +34,6 @@ const TAG: c_int = 0;
 static MAIL: LazyLock<Mutex<Mail>> = LazyLock::new(Mutex::default);
 /// The link has been opened or closed, there is something to be sent, or a message has come.
 static CHANGED: Condvar = Condvar::new();
-/// This rank answers for its host.
-static ANSWERS: AtomicBool = AtomicBool::new(false);
 /// Locked by the thread that calls MPI for the link.
 static ENDPOINT: Mutex<Option<Endpoint>> = Mutex::new(None);
 
@@ -124,12 +121,10 @@ pub fn open(host: u64, (rank, size): (i32, i32)) -> Result<(), Cause> {
         handle_value(link)
     };
     *lock(&ENDPOINT) = Some(Endpoint { comm, under_way: Vec::new() });
-    let mail = Mail::new(&names, rank);
-    ANSWERS.store(mail.answers_for_host(rank), Ordering::Relaxed);
-    *self::mail() = mail;
+    *mail() = Mail::new(&names, rank);
     // The endpoint stays without a thread too: MPI_Finalize is collective, and so is what `close` does.
     if std::thread::Builder::new().name("mpi4jax-link".into()).spawn(run).is_err() {
-        *self::mail() = Mail::default();
+        *mail() = Mail::default();
     }
     Ok(())
 }
@@ -149,7 +144,7 @@ fn run() {
         messages.into_iter().for_each(take);
         let expects = busy.is_some_and(|at| at.elapsed() < EXPECTS);
         let is_idle = |mail: &mut Mail| {
-            let has_messages = ANSWERS.load(Ordering::Relaxed) || expects || !mail.outbox.is_empty();
+            let has_messages = mail.answers_for_host || expects || !mail.outbox.is_empty();
             mail.has_others() && !has_messages
         };
         let mail = CHANGED.wait_while(mail(), is_idle).unwrap_or_else(PoisonError::into_inner);

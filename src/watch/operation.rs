@@ -3,7 +3,7 @@
 use super::compare::{self, CheckLevel, check_level};
 use super::{exact, settings};
 use crate::call::{Call, Phase, Site};
-use crate::error::Error;
+use crate::error::{Cause, Error};
 use crate::record::messages;
 use crate::record::recorder::Running;
 
@@ -20,8 +20,11 @@ pub fn begin(call: &Call, running: &Running) -> Result<(), Error> {
         }
         return Ok(());
     }
-    if running.sequence() == 1 {
-        settings::compare_members(comm).map_err(|cause| call.site.error(cause))?;
+    // Of ranks that have not come yet, or are on other hosts, nothing is known.
+    if running.sequence() == 1
+        && let Some(report) = settings::difference_among(comm.world.iter().copied())
+    {
+        return Err(call.site.error(Cause::Mismatch { report }));
     }
     match level {
         CheckLevel::Off => Ok(()),

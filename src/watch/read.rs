@@ -7,7 +7,7 @@ use super::python::{self, Place};
 use super::state::{Need, Peer, RankStatus, State, Wait, WaitId, World};
 use crate::board::ranks::Ranks;
 use crate::board::slot::{FREED, milliseconds};
-use crate::board::{Life, Slot, board};
+use crate::board::{Life, Slot, board, own};
 use crate::comm::CommId;
 use crate::comm::origin::FREED as FREED_ORIGIN;
 use crate::mpilib::wildcards;
@@ -79,7 +79,7 @@ fn state(slot: &Slot) -> (State, bool) {
     if slot.life() == Life::Finished {
         return (State::Finished, false);
     }
-    let own = board().slots().get(board().rank).map_or(0, |own| own.space.load(Ordering::Relaxed));
+    let own = own().space.load(Ordering::Relaxed);
     // Numbers of processes in another container say nothing.
     if own == 0 || slot.space.load(Ordering::Relaxed) != own {
         return (State::Runs, false);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::groups::ranks_in_words;
 use crate::board::ranks::{Ranks, grouped};
 use crate::board::{Once, board, own};
-use crate::comm::{Comm, Group};
+use crate::comm::Group;
 use crate::error::Cause;
 use crate::output::print;
 
@@ -125,13 +125,6 @@ pub fn compare_all(settings: &Settings) -> Result<(), Cause> {
         say_builds(&builds);
     }
     difference(&all).map_or(Ok(()), |message| Err(Cause::Setting { message }))
-}
-
-/// Compares the settings of the members of a communicator, at its first collective on this rank. Of ranks that have not come yet,
-/// or are on other hosts, nothing is known.
-#[cold]
-pub fn compare_members(comm: &Comm) -> Result<(), Cause> {
-    difference_among(comm.world.iter().copied()).map_or(Ok(()), |report| Err(Cause::Mismatch { report }))
 }
 
 /// In which settings ranks differ, in words. None: in none.

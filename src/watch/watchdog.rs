@@ -161,8 +161,8 @@ impl Observer {
     }
 
     fn step(&mut self, passed: f64, signals: &[i32]) {
-        let slot = own();
         self.clock += passed;
+        own().looked.store(milliseconds(), Ordering::Relaxed);
         timeline::flush();
         python::pass_on();
         default::serve(self.watchdog);
@@ -178,7 +178,6 @@ impl Observer {
             self.give_up_lead();
             return;
         }
-        slot.looked.store(milliseconds(), Ordering::Relaxed);
         self.look_at_threads();
         if self.waits.longest() < 1.0 && self.waits.late().is_none() {
             return;

@@ -131,27 +131,28 @@ def test_a_job_runs_without_a_board_and_says_why(tmp_path, how):
 
 
 HANGS = """
-import jax, jax.numpy as jnp, time
+import jax, jax.numpy as jnp, sys, time
 from mpi4py import MPI
 from mpi4jax import notoken as nt
-if MPI.COMM_WORLD.rank == 0:
-    jax.block_until_ready(nt.recv(jnp.ones(3), 1, tag=3, comm=MPI.COMM_WORLD))
+if MPI.COMM_WORLD.rank == int(sys.argv[1]):
+    jax.block_until_ready(nt.recv(jnp.ones(3), 1 - int(sys.argv[1]), tag=3, comm=MPI.COMM_WORLD))
 time.sleep(60)
 """
 
 
-def test_a_job_without_a_board_leaves_its_report(tmp_path):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_job_without_a_board_leaves_its_report(tmp_path, rank):
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this user may not make namespaces")
     (tmp_path / "program.py").write_text(HANGS)
-    shell = f"{BROKEN['full'][0]}; exec {sys.executable} program.py"
+    shell = f"{BROKEN['full'][0]}; exec {sys.executable} program.py {rank}"
     env = {"JAX_PLATFORMS": "cpu", "OMPI_MCA_btl": "self,tcp", "OMPI_MCA_pml": "ob1"}
     env |= {"MPI4JAX_TIMEOUT": "2", "MPI4JAX_DUMP_DIR": str(tmp_path / "reports")}
     command = ["unshare", "-m", "sh", "-c", shell]
     result = captured(2, command, cwd=tmp_path, time_limit=50, env=env)
     (file,) = (tmp_path / "reports").glob("*/*/report.txt")
     assert f"this report: {file}" in result.stderr
-    assert "recv from 1, tag 3" in file.read_text()
+    assert f"rank {rank} is in recv from {1 - rank}, tag 3" in file.read_text()
 
 
 def test_the_board_is_this_users_alone_and_goes_with_the_job(mpirun, tmp_path):
