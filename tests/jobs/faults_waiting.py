@@ -98,8 +98,8 @@ FAULTS = {
         "if rank == 1: time.sleep(10)\nwait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
         (
             (
-                r"allreduce #1 .* has waited for \d+ s: rank 1 "
-                rf"is in no operation; .*Python is at .*fault.py:{FIRST_LINE} in .*the job continues"
+                r"allreduce #1 .* has waited for \d+ s: rank 1 is in no operation; "
+                rf".*Python is at .*fault.py:{FIRST_LINE} in .*the job continues"
             ),
             r"has waited for [4-8] s: rank 1",
             "the end 0",

@@ -114,7 +114,10 @@ def run(tmp_path):
 
 
 # Of a rank in an operation, and of one in Python.
-PLACES = [r"in allreduce #2 .*program.py:\d+", rf"in no operation; .*Python is at .*program.py:{SLEEPS} in <module>"]
+PLACES = [
+    r"in allreduce #2 .*program.py:\d+",
+    rf"in no operation; .*Python is at .*program.py:{SLEEPS} in <module>",
+]
 
 
 @pytest.mark.parametrize("to", ["mpiexec", "ranks"])

@@ -244,7 +244,9 @@ def test_ranks_in_containers_of_one_host_name_are_not_taken_for_gone(tmp_path):
     assert output.count("process 1 ends") == 2, output
     assert "gone" not in output, output
     if "Open MPI" in MPI.Get_library_version():
-        assert re.search("s: rank 1 is in no operation; .*Python is at .*program.py:9", output), output
+        assert re.search("s: rank 1 is in no operation; .*Python is at .*program.py:9", output), (
+            output
+        )
 
 
 REPORTED = """
