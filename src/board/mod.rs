@@ -24,7 +24,7 @@ use crate::system::{folder, process, signal};
 /// What ranks of one board have in common.
 #[repr(C, align(4096))]
 pub struct Header {
-    /// Of this layout of the board.
+    /// Identifies this layout of the board.
     magic: AtomicU64,
     size: AtomicU32,
     /// How the default communicator is made: 0: not decided yet; see `watch::default`.
@@ -58,9 +58,9 @@ pub struct Board {
     header: &'static Header,
     slots: &'static [Slot],
     pub rank: usize,
-    /// The place of its own slot.
+    /// The index of this rank's slot in `slots`.
     place: usize,
-    /// Its file, whose lock says that a process of the job lives. None: private memory.
+    /// The file, whose lock says that a process of the job lives. `None`: the board is in private memory.
     file: Option<(PathBuf, File)>,
 }
 
@@ -72,7 +72,7 @@ struct Memory<const N: usize> {
 
 // SAFETY: all-zero is a value of these structs, whose fields are atomics.
 static MEMORY: Memory<1> = unsafe { std::mem::zeroed() };
-/// That of a process which shares none.
+/// The board of a process that has opened none.
 static ALONE: Board = alone(0);
 
 const fn alone(rank: usize) -> Board {
@@ -101,8 +101,8 @@ pub fn place() -> PathBuf {
     base.join(format!("mpi4jax-{}", rustix::process::geteuid().as_raw()))
 }
 
-/// Opens the board of a job on this host, and takes the slot of a rank. An error says why there is none: then the rank has a slot in
-/// private memory.
+/// Opens the board of a job on this host, and takes the slot of a rank. An error says why there is none: then the rank has a slot
+/// in private memory.
 pub fn open(name: &str, rank: i32, size: i32) -> io::Result<()> {
     let (board, result) = match shared(name, rank, size) {
         Ok(board) => (board, Ok(())),
@@ -144,7 +144,7 @@ fn open_file(path: &Path, bytes: usize) -> io::Result<File> {
     loop {
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        // Where no process of its job lives, it is an earlier job's, unless it is as young as this process.
+        // A board that no living process has locked is an earlier job's, unless it is as young as this process.
         let is_free = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
         if !is_free {
             flock(&file, FlockOperation::LockShared)?;

@@ -36,7 +36,7 @@ pub struct Raw {
     /// Its number in the process, from 1; 0 while it is written.
     pub ticket: AtomicU64,
     pub started: AtomicU64,
-    /// 0 while it runs. The lowest bits are [`FAILED`] and [`PENDING`].
+    /// The time at which it ended; 0 while it runs. The lowest bits are [`FAILED`] and [`PENDING`].
     pub ended: AtomicU64,
     /// How many elements, and in the upper bits the thread.
     pub count: AtomicU64,
@@ -70,7 +70,7 @@ pub struct Cell {
     pub running: AtomicU32,
     /// [`FREED`], [`THREADS`], [`MIXED`].
     pub flags: AtomicU32,
-    /// Of collective n, at n % PRINTS: n, what has to be equal, and names and shapes of leaves.
+    /// Entry n % PRINTS is about collective n: n, and hashes of what has to be equal and of names and shapes of leaves.
     prints: [[AtomicU64; 3]; PRINTS],
 }
 
@@ -90,7 +90,7 @@ pub struct Print {
 /// Messages to and from a rank, on a communicator.
 #[repr(C, align(64))]
 pub struct Peer {
-    /// Of both; 0: free.
+    /// A hash of the communicator and the rank; 0: the entry is free.
     pub key: AtomicU64,
     /// The communicator, as its ranks know it, and the rank in `MPI_COMM_WORLD`.
     pub comm: AtomicU64,
@@ -99,7 +99,8 @@ pub struct Peer {
     pub noted: AtomicU32,
     pub sent: AtomicU64,
     pub received: AtomicU64,
-    /// Of the last messages sent: what they are known by, the meaning of their bits, and names and shapes of their leaves.
+    /// An entry for each of the last messages sent: the hash by which it is recognized, the meaning of its bits, and the hash of
+    /// names and shapes of its leaves.
     pub prints: [[AtomicU64; 3]; MESSAGES],
 }
 
@@ -134,7 +135,7 @@ pub struct Slot {
     pub busy: AtomicU64,
     /// How often `MPI_COMM_WORLD` has been duplicated.
     pub copies: AtomicU64,
-    /// Of what found no place here: collectives on one communicator at most; messages; pending requests.
+    /// What found no place in the tables: the largest number of collectives on one communicator; messages; pending requests.
     pub lost_number: AtomicU64,
     pub lost_sent: AtomicU64,
     pub lost_received: AtomicU64,
@@ -185,7 +186,7 @@ impl Slot {
         let plain = printable(words);
         let bytes = &plain.as_bytes()[..plain.len().min(LONGEST)];
         let _writing = lock(&WRITING);
-        // 0 stands for no words.
+        // Position 0 stands for no words.
         let begin = self.text_end.load(Ordering::Relaxed).max(1);
         let end = begin + 2 + bytes.len() as u32;
         self.text_end.store(end, Ordering::Release);
@@ -274,7 +275,7 @@ impl Slot {
         peer
     }
 
-    /// The same, if there have been any.
+    /// The messages to and from a rank on a communicator, if there have been any.
     pub fn known_peer(&self, comm: u64, rank: i32) -> Option<&Peer> {
         let key = mix(comm, rank as u64).max(1);
         self.peers.iter().find(|peer| peer.key.load(Ordering::Acquire) == key)
@@ -325,7 +326,7 @@ impl Cell {
 }
 
 impl<const N: usize> Words<N> {
-    /// One thread of the rank at a time writes them.
+    /// Writes words. Only one thread of the rank may write them at a time.
     pub fn write(&self, words: &str) {
         let mut length = words.len().min(N);
         while !words.is_char_boundary(length) {
@@ -365,7 +366,7 @@ pub fn printable(words: &str) -> String {
 pub struct Entry(AtomicU32);
 
 impl Entry {
-    /// Where they are.
+    /// The position of the words, which are written if they are no longer there.
     #[inline]
     pub fn at(&self, slot: &Slot, words: impl FnOnce() -> String) -> u32 {
         let at = self.0.load(Ordering::Relaxed);
@@ -378,7 +379,7 @@ impl Entry {
     }
 }
 
-/// The same in all processes.
+/// A hash that is the same in all processes.
 pub fn hash(of: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);

@@ -9,7 +9,7 @@ use super::Comm;
 use crate::error::Cause;
 use crate::mpilib::{check, have_ended};
 
-/// Bytes of the number, and of the text, if there is one.
+/// The lengths of the number and of the text in bytes.
 const NUMBER: usize = size_of::<u64>();
 const TEXT: usize = 240;
 
@@ -40,7 +40,7 @@ impl Agreement {
         }
     }
 
-    /// Those of each rank, which MPI has written.
+    /// What each rank has told, after MPI has written it.
     fn parts(&self) -> impl Iterator<Item = &[u8]> {
         self.all.chunks(self.own.len())
     }

@@ -14,8 +14,8 @@ use crate::board::slot::{Cell, hash, printable};
 pub struct CommId {
     pub class: u64,
     pub origin: u64,
-    /// Of the name that the program has given it, where its origin is not known; 0: none. Ranks may name one communicator
-    /// differently, so it proves nothing.
+    /// A hash of the name that the program has given the communicator, if its origin is not known; 0: there is none. Ranks may name
+    /// one communicator differently, so the name proves nothing.
     pub name: u64,
 }
 
@@ -48,7 +48,7 @@ pub struct CommWords {
     pub id: CommId,
     /// Empty: there are too many to be written down.
     pub world: Ranks,
-    /// The same by rank, where that is not their order.
+    /// The members by rank, if that is not their order.
     order: Vec<i32>,
 }
 

@@ -34,7 +34,7 @@ const TARGETS: &[&str] = &["op", "transport", "comm", "library"];
 static IS_DEBUG: AtomicBool = AtomicBool::new(false);
 /// Whether calls are events, as `MPI4JAX_LOG` has it.
 static IS_LOGGED: AtomicBool = AtomicBool::new(false);
-/// One of the two.
+/// Whether calls are written in one of the two ways.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
 
 /// Whether calls are written anywhere. If not, this check is all that they cost.

@@ -329,7 +329,7 @@ pub fn records(slot: &Slot) -> Vec<Record> {
     last(slot, RECORDS)
 }
 
-/// Its last records.
+/// The last records of a rank.
 pub fn last(slot: &Slot, count: usize) -> Vec<Record> {
     wanted(slot, count, |_| true)
 }
@@ -339,7 +339,7 @@ pub fn running(slot: &Slot) -> Vec<Record> {
     wanted(slot, RECORDS, |ended| ended == 0)
 }
 
-/// Those that have not been waited for.
+/// The nonblocking operations that have not been waited for.
 pub fn pending(slot: &Slot) -> Vec<Record> {
     wanted(slot, RECORDS, |ended| ended != 0 && ended & PENDING != 0)
 }

@@ -12,13 +12,13 @@ use super::process::{Info, ProcessState};
 
 /// What the system knows of a process, also of a zombie.
 pub fn info(pid: i32) -> Option<Info> {
-    // Of its first thread: emulators give a process another `stat` of its own than others see.
+    // The file of the first thread: under an emulator, a process's own `stat` differs from what other processes read.
     let stat = fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).ok()?;
-    // Its name, in parentheses, may hold anything.
+    // The name, in parentheses, may contain any character.
     let (head, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ');
     let state = match fields.next()? {
-        // Its first thread has ended: the others may go on.
+        // The first thread has ended; others may still run.
         "Z" | "X" => {
             let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
             if threads < 2 { ProcessState::Ended } else { ProcessState::Runs }

@@ -11,7 +11,7 @@ const TRACED: u32 = 2;
 
 /// What the system says of a process of this user's.
 fn bsd_info(pid: i32) -> Option<libc::proc_bsdinfo> {
-    // Also of a zombie.
+    // The call also finds zombies.
     const WITH_ZOMBIES: u64 = 1;
     let size = size_of::<libc::proc_bsdinfo>() as c_int;
     // SAFETY: integers, of which all-zero is a value; the call writes as many bytes as it is told.

@@ -29,7 +29,7 @@ pub fn start(settings: Settings) {
     slot.pid.store(pid, Ordering::Release);
     // SAFETY: registers a function that touches nothing but its statics and the board.
     unsafe { libc::atexit(end::at_exit) };
-    // Mostly all ranks of a host have the same reason, and one of them prints it.
+    // All ranks of a host usually have the same reason, and one of them prints it.
     if let Some(why) = &broken
         && settings.size > 1
         && (settings.is_first_here || why.to_string().contains("of this job already"))
@@ -47,12 +47,12 @@ pub fn start(settings: Settings) {
     }
     signal::open(&slot.bell);
     let thread = std::thread::Builder::new().name("mpi4jax-watchdog".into());
-    // Without a thread there is no watchdog, and all else works.
+    // If no thread can be started, there is no watchdog, and everything else works.
     if thread.spawn(move || watchdog::run(watchdog)).is_ok() && settings.takes_signal {
         signal::take(libc::SIGUSR1);
     }
     let _ = finalize::first_at_finalize(Box::new(finish));
-    // Without it, communicators of the same ranks are not distinguished.
+    // If this fails, communicators of the same ranks are not distinguished.
     let _ = comm::origin::start();
 }
 
@@ -71,7 +71,7 @@ fn finish() {
     default::finish(watchdog);
 }
 
-/// In which settings ranks of this host differ, in words; None: in none, as far as is known.
+/// The settings in which ranks of this host differ, in words. `None`: no difference is known.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_difference"))]
 pub fn settings_difference() -> Option<String> {
     settings::difference_among(0..watchdog()?.settings.size)
@@ -88,7 +88,7 @@ pub fn thread_communicates(begins: bool) {
     };
 }
 
-/// Of what sources this module was built.
+/// The version of this module, and a hash of the sources that it was built from.
 #[cfg_attr(feature = "python", pyo3::pyfunction)]
 pub fn build() -> String {
     format!("{} (build {})", env!("CARGO_PKG_VERSION"), env!("MPI4JAX_SOURCES"))

@@ -225,8 +225,8 @@ fn hold(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> Result<()
     }
 }
 
-/// Whether two ranks exchange the rows of different plans, and the collective before was the same. Then mpi4py has not shifted the
-/// numbers, because mpi4py exchanges no rows of plans.
+/// Whether two ranks exchange the rows of different plans, and the collective before was the same. Then mpi4py has not shifted
+/// the numbers, because mpi4py exchanges no rows of plans.
 fn is_other_plan(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> bool {
     let before = running.sequence() - 1;
     let print = |cell: &Cell| cell.print(before).map(|it| it.print);

@@ -25,7 +25,7 @@ const TOGETHER: Duration = Duration::from_millis(700);
 /// How a rank is terminated: the first of its host says where it is, or it says so itself.
 const FIRST_SAYS_SO: u32 = 1;
 const SAYS_SO_ITSELF: u32 = 2;
-/// However MPI and standard error are, the process ends after so many seconds.
+/// After this many seconds the process ends, even if MPI or standard error blocks.
 const LAST_RESORT: u64 = 8;
 
 /// Tells the other ranks that this one has reported why the job ends.
@@ -139,7 +139,7 @@ pub fn end_by_signal(signal: i32) {
             say_terminated(if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" });
             let_launcher_read();
         } else {
-            // Its place is read from the board, where it also stays. The process would be gone for the one that looks.
+            // The first rank reads from the board where this rank is. A process that has ended would be reported as gone.
             std::thread::sleep(TOGETHER);
         }
     }

@@ -81,7 +81,7 @@ pub fn mismatch(comm: &Comm, lines: &[String]) -> Cause {
 /// What most ranks do is expected, anything else is not.
 fn disagreement(lines: &[String], world: &[i32]) -> String {
     let votes = |line: &String| lines.iter().filter(|other| *other == line).count();
-    // Of equally many, the lowest rank's.
+    // If several are equally frequent, the one of the lowest rank is expected.
     let expected = lines.iter().rev().max_by_key(|line| votes(line)).cloned().unwrap_or_default();
     let mut report = "the operations of the ranks do not match, before they run (MPI4JAX_CHECK)".to_owned();
     for (rank, line) in lines.iter().enumerate() {

@@ -83,7 +83,7 @@ fn without_sizes(state: &str) -> String {
 /// What all ranks do, most first, a line a group, with the longest time that one of its ranks has done so.
 pub fn lines(ranks: impl IntoIterator<Item = (String, i32)>, seconds: impl Fn(i32) -> f64) -> String {
     let groups = at_most(LINES, ranks);
-    // Of the rest, one line.
+    // The last line is about all other groups.
     let shown = if groups.len() > LINES { LINES - 1 } else { groups.len() };
     let mut text = String::new();
     for (state, members) in &groups[..shown] {

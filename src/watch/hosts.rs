@@ -47,8 +47,8 @@ impl Message {
 pub struct Mail {
     /// The ranks of each host, in the order of their lowest ones.
     hosts: Vec<Ranks>,
-    /// The index of this host in `hosts`, and whether this rank answers for it: its first rank does, and the second one if the first
-    /// is gone.
+    /// The index of this host in `hosts`, and whether this rank answers for it: the first rank of a host does, and the second one if
+    /// the first is gone.
     own: usize,
     pub answers_for_host: bool,
     /// Messages to be sent, each with the rank that it is for.

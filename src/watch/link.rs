@@ -84,7 +84,7 @@ fn take((from, message): (i32, Message)) {
 struct Transfer {
     request: MPI_Request,
     bytes: Vec<u8>,
-    /// Of one that is received: the rank that it is from.
+    /// The sender of a message that is received; `None`: this rank sends the message.
     from: Option<i32>,
 }
 

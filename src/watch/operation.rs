@@ -20,7 +20,7 @@ pub fn begin(call: &Call, running: &Running) -> Result<(), Error> {
         }
         return Ok(());
     }
-    // Of ranks that have not come yet, or are on other hosts, nothing is known.
+    // Nothing is known of ranks that have not come yet, or are on other hosts.
     if running.sequence() == 1
         && let Some(report) = settings::difference_among(comm.world.iter().copied())
     {

@@ -1,7 +1,8 @@
 //! Where Python's main thread is, and which exception it handles.
 //!
 //! A rank is asked by a number in its slot, and its watchdog wakes a Python thread, which writes the answer into the slot. This
-//! thread holds Python's lock while it reads the frames, so that no frame changes. If C code keeps the lock, the report says only that.
+//! thread holds Python's lock while it reads the frames, so that no frame changes. If C code keeps the lock, the report says only
+//! that.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -31,7 +32,7 @@ impl fmt::Display for Frame {
     }
 }
 
-/// In a report, in the place of Python's frames, if they cannot be read.
+/// A report says this if Python's frames cannot be read.
 pub const IN_C: &str = "C code keeps Python's lock";
 
 /// What JAX is doing, by the file of JAX's whose code runs.
@@ -41,7 +42,7 @@ pub const ACTIVITIES: [(&str, &str); 3] = [
     ("/jax/_src/interpreters/partial_eval.py", "JAX traces"),
 ];
 
-/// Of these, the one that is nearest to what runs now.
+/// The activity of the innermost frame that has one.
 pub fn activity(frames: &[Frame]) -> Option<&'static str> {
     let of = |frame: &Frame| ACTIVITIES.iter().find(|(file, _)| frame.file.ends_with(file));
     frames.iter().find_map(of).map(|(_, words)| *words)
@@ -68,9 +69,9 @@ pub struct Place {
     pub frames: Vec<Frame>,
 }
 
-/// At its other end a thread of Python's waits for questions.
+/// A Python thread waits for questions at the other end.
 static SOCKET: Mutex<Option<UnixStream>> = Mutex::new(None);
-/// That thread, by the system's number.
+/// The number that the system gives this thread.
 static ANSWERS: AtomicI32 = AtomicI32::new(0);
 
 /// A socket for a thread of Python's, which calls [`answer`] each time that there is something to read.

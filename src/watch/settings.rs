@@ -81,7 +81,7 @@ fn known(ranks: impl Iterator<Item = i32>) -> Vec<Known> {
     ranks.filter_map(of).collect()
 }
 
-/// In which settings these ranks of this host differ, in words. `None`: in none, as far as is known. Different builds are said.
+/// The settings in which these ranks of this host differ, in words. `None`: no difference is known. Prints a line if builds differ.
 pub fn difference_among(ranks: impl Iterator<Item = i32>) -> Option<String> {
     let known = known(ranks);
     say_builds(&builds(&known));
@@ -127,7 +127,7 @@ pub fn compare_all(settings: &Settings) -> Result<(), Cause> {
     difference(&all).map_or(Ok(()), |message| Err(Cause::Setting { message }))
 }
 
-/// In which settings ranks differ, in words. None: in none.
+/// The settings in which ranks differ, in words. `None`: there is no difference.
 fn difference(all: &[Known]) -> Option<String> {
     let of = |settings: &Shared, name: &str| {
         let found = settings.iter().find(|(other, ..)| other == name);

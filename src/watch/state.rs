@@ -32,11 +32,11 @@ pub enum Need {
 /// Which of the waits of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum WaitId {
-    /// For an operation, by its ticket of the recorder.
+    /// An operation, by its ticket of the recorder.
     Operation(u64),
-    /// For a call of Python's that is no operation.
+    /// A call from Python that is no operation.
     Call(u64),
-    /// For an operation on a stream of a GPU.
+    /// An operation on a stream of a GPU.
     Stream(u64),
 }
 
@@ -69,7 +69,7 @@ pub enum State {
     Runs,
     /// `MPI_Finalize` has begun: it begins nothing any more.
     Finished,
-    /// By a signal, or by a debugger.
+    /// A signal or a debugger has stopped it.
     Stopped,
     /// Its process has ended before.
     Gone,
@@ -102,7 +102,7 @@ pub struct RankStatus {
     /// been forgotten, at most.
     pub counts: Vec<(CommId, u64)>,
     pub forgotten: u64,
-    /// What its last collectives are compared by with those of other hosts.
+    /// Its last collectives, which are compared with those of other hosts.
     pub noted: Vec<Noted>,
     pub messages: Vec<Messages>,
     /// Messages sent and received that are not among these.

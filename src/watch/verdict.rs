@@ -192,7 +192,7 @@ impl<'a> Verdict<'a> {
 
     /// Why what waits for these ranks can never complete.
     fn certain_without(&self, missing: &[i32]) -> Option<Why> {
-        // One that has died may have done its part before.
+        // A rank that has died is named first.
         let gone = missing.iter().find(|&&it| self.state(it) == State::Gone);
         let are_over = !missing.is_empty() && missing.iter().all(|&it| self.is_over(it));
         gone.map(|&gone| Why::Gone(gone)).or_else(|| are_over.then(|| self.named(missing)))

@@ -91,7 +91,7 @@ pub fn enter_limit(seconds: f64) -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(1);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     lock(&PARTS).push((number, Limit { seconds, since: Some(Instant::now()) }));
-    // It may be shorter than the watchdog's pause.
+    // The limit may be shorter than the watchdog's pause.
     signal::wake();
     number
 }
