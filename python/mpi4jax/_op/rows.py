@@ -9,18 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from .comm import Comm, static_int
+from .arguments import rank_of
+from .comm import Comm, as_comm, static_int
+from .spec import Params
 
 Part = tuple[int, int]  # the first row, and how many
 
 
 def counts_of(op: str, name: str, counts: Any, comm: Comm) -> tuple[int, ...]:
-    """Return the number of rows of each rank, from an argument.
-
-    Raises:
-        TypeError: if it is not a sequence of integers.
-        ValueError: if it does not have one entry per rank, or an entry is negative.
-    """
+    """Return the number of rows of each rank, from an argument."""
     expected = f"a list of {comm.size} numbers of rows, one for each rank"
     if isinstance(counts, jax.core.Tracer) or not isinstance(counts, (Sequence, np.ndarray)):
         what = "a traced value" if isinstance(counts, jax.core.Tracer) else type(counts).__name__
@@ -39,18 +36,18 @@ def side_by_side(counts: Iterable[int]) -> tuple[Part, ...]:
     return tuple((end - count, count) for end, count in zip(ends, counts, strict=True))
 
 
-def with_root(
-    row_counts: tuple[int, ...], root: int, comm: Comm
-) -> tuple[int, tuple[Part, ...], tuple[Part, ...]]:
-    """Return the counts for an array that is whole on the root.
-
-    These are the number of its rows on this rank, the rows of each rank among them, and which of
-    its own rows this rank exchanges with each rank.
-    """
-    own = row_counts[comm.rank]
-    everyones = row_counts if root == comm.rank else (0,) * comm.size
-    rows = sum(row_counts) if root == comm.rank else own
-    return rows, side_by_side(everyones), only(root, (0, own), comm.size)
+def to_root(op: str, counts: Any, root: Any, given: Any) -> Params:
+    """Return the parameters of an op by which all ranks send the rows of an array to the root."""
+    comm = as_comm(op, given)
+    row_counts, root = counts_of(op, "counts", counts, comm), rank_of(op, "root", root, comm)
+    own, is_root = row_counts[comm.rank], root == comm.rank
+    return {
+        "comm": comm,
+        "root": root,
+        "rows": (own, sum(row_counts) if is_root else own),
+        "sends": only(root, (0, own), comm.size),
+        "receives": side_by_side(row_counts if is_root else (0,) * comm.size),
+    }
 
 
 def only(rank: int, part: Part, size: int) -> tuple[Part, ...]:

@@ -14,10 +14,7 @@ def _adjoint(p: Params) -> Plan:
     return Plan(None, Result.OPERAND, select=lambda c: c[p["comm"].rank])
 
 
-@define(
-    adjoint=_adjoint,
-    is_uniform=True,
-)
+@define(adjoint=_adjoint, is_uniform=True)
 def allgather(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the arrays of all ranks on all ranks (MPI_Allgather; MPI-4.1, section 6.7).
 

@@ -18,10 +18,7 @@ def _adjoint(p: Params) -> Plan:
     return Plan(None, Result.OPERAND, select=lambda c: c[start : start + rows])
 
 
-@define(
-    adjoint=_adjoint,
-    is_uniform=True,
-)
+@define(adjoint=_adjoint, is_uniform=True)
 def allgatherv(x: T, counts: Sequence[int], *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the rows of all ranks on all ranks (MPI_Allgatherv; MPI-4.1, section 6.7).
 

@@ -25,12 +25,7 @@ def _derivative(r: ReductionTangent) -> Any:
     only_for_its_result=lambda p: True,
     overwrites=lambda p: not p["adjoint"],
 )
-def allreduce(
-    x: T,
-    op: MPI.Op | Reduction = MPI.SUM,
-    *,
-    comm: MPI.Intracomm | None = None,
-) -> T:
+def allreduce(x: T, op: MPI.Op | Reduction = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
     """Reduce over all ranks, result on all ranks (MPI_Allreduce; MPI-4.1, section 6.9.6).
 
     Args:

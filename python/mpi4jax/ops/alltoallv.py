@@ -13,9 +13,7 @@ from .._op.plan import Plan
 from .._op.spec import T, call
 
 
-@define(
-    adjoint=lambda p: Plan("alltoallv"),
-)
+@define(adjoint=lambda p: Plan("alltoallv"))
 def alltoallv(
     x: T,
     send_counts: Sequence[int],

@@ -19,11 +19,7 @@ def _adjoint(p: Params) -> Plan:
     return Plan(None, Result.OPERAND if is_root(p) else Result.ZEROS)
 
 
-@define(
-    plan=_plan,
-    adjoint=_adjoint,
-    is_uniform=True,
-)
+@define(plan=_plan, adjoint=_adjoint, is_uniform=True)
 def bcast(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Copy the root's array to all ranks (MPI_Bcast; MPI-4.1, section 6.4).
 

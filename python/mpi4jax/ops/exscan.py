@@ -21,12 +21,7 @@ def _derivative(r: ReductionTangent) -> Any:
     return r.over_first(r.comm.rank)
 
 
-@define(
-    plan=_plan,
-    adjoint=_plan,
-    derivative=_derivative,
-    only_for_its_result=lambda p: True,
-)
+@define(plan=_plan, adjoint=_plan, derivative=_derivative, only_for_its_result=lambda p: True)
 def exscan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
     """Reduce over the ranks before this one (MPI_Exscan; MPI-4.1, section 6.11.2).
 

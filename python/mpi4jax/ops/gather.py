@@ -11,10 +11,7 @@ from .._op.plan import from_root_added, to_root
 from .._op.spec import T, call
 
 
-@define(
-    plan=to_root("gather"),
-    adjoint=from_root_added("scatter"),
-)
+@define(plan=to_root("gather"), adjoint=from_root_added("scatter"))
 def gather(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the arrays of all ranks on the root (MPI_Gather; MPI-4.1, section 6.5).
 

@@ -7,24 +7,13 @@ from collections.abc import Sequence
 from mpi4py import MPI
 
 from .._call.definition import define
-from .._op import rows as _rows
-from .._op.arguments import rank_of
-from .._op.comm import as_comm
+from .._op import rows
 from .._op.plan import from_root_added, to_root
 from .._op.spec import T, call
 
 
-@define(
-    plan=to_root("gatherv"),
-    adjoint=from_root_added("scatterv"),
-)
-def gatherv(
-    x: T,
-    counts: Sequence[int],
-    root: int = 0,
-    *,
-    comm: MPI.Intracomm | None = None,
-) -> T:
+@define(plan=to_root("gatherv"), adjoint=from_root_added("scatterv"))
+def gatherv(x: T, counts: Sequence[int], root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the rows of all ranks on the root (MPI_Gatherv; MPI-4.1, section 6.5).
 
     Args:
@@ -55,15 +44,4 @@ def gatherv(
 
     See also: :func:`gather`, :func:`allgatherv`, :func:`scatterv`.
     """
-    c = as_comm("gatherv", comm)
-    row_counts = _rows.counts_of("gatherv", "counts", counts, c)
-    to = rank_of("gatherv", "root", root, c)
-    rows, receives, sends = _rows.with_root(row_counts, to, c)
-    p = {
-        "comm": c,
-        "root": to,
-        "rows": (row_counts[c.rank], rows),
-        "sends": sends,
-        "receives": receives,
-    }
-    return call("gatherv", (x,), p)
+    return call("gatherv", (x,), rows.to_root("gatherv", counts, root, comm))

@@ -62,12 +62,7 @@ def _exchanged_packed(
     return low.locals(unpacked, avals, (cells, of_received), *xs)
 
 
-@define(
-    lower=_lower,
-    adjoint=_lower,
-    start=faces.start,
-    only_for_its_result=lambda p: True,
-)
+@define(lower=_lower, adjoint=_lower, start=faces.start, only_for_its_result=lambda p: True)
 def halo_exchange(
     x: T,
     cart: MPI.Cartcomm,

@@ -42,15 +42,8 @@ def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
     return ranks_of_pairs
 
 
-@define(
-    adjoint=lambda p: Plan("permute"),
-)
-def permute(
-    x: T,
-    pairs: Sequence[tuple[int, int]],
-    *,
-    comm: MPI.Intracomm | None = None,
-) -> T:
+@define(adjoint=lambda p: Plan("permute"))
+def permute(x: T, pairs: Sequence[tuple[int, int]], *, comm: MPI.Intracomm | None = None) -> T:
     """Send arrays from rank to rank, by a list of pairs (MPI_Sendrecv; MPI-4.1, section 3.10).
 
     Like `jax.lax.ppermute`. All ranks take part, including those that are in no pair.

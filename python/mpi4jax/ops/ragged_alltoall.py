@@ -80,16 +80,9 @@ def _rows_of(x: Any) -> int:
     return int(shape[0])
 
 
-@define(
-    adjoint=lambda p: Plan("ragged_alltoall", attrs={"reverse": True}),
-    start=_start,
-)
+@define(adjoint=lambda p: Plan("ragged_alltoall", attrs={"reverse": True}), start=_start)
 def ragged_alltoall(
-    x: T,
-    send_counts: Any,
-    capacity: int,
-    *,
-    comm: MPI.Intracomm | None = None,
+    x: T, send_counts: Any, capacity: int, *, comm: MPI.Intracomm | None = None
 ) -> tuple[T, jax.Array]:
     """Send rows to each rank, with counts in an array (MPI_Alltoallv; MPI-4.1, section 6.8).
 

@@ -18,9 +18,7 @@ def _plan(p: Params) -> Plan:
     return Plan("recv", Result.TEMPLATE, sends=False)
 
 
-@define(
-    plan=_plan,
-)
+@define(plan=_plan)
 def recv(
     x: T,
     source: int = ANY_SOURCE,

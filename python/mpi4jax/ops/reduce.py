@@ -25,17 +25,10 @@ def _derivative(r: ReductionTangent) -> Any:
 
 
 @define(
-    plan=to_root("reduce"),
-    adjoint=_adjoint,
-    derivative=_derivative,
-    only_for_its_result=is_root,
+    plan=to_root("reduce"), adjoint=_adjoint, derivative=_derivative, only_for_its_result=is_root
 )
 def reduce(
-    x: T,
-    op: MPI.Op | Reduction = MPI.SUM,
-    root: int = 0,
-    *,
-    comm: MPI.Intracomm | None = None,
+    x: T, op: MPI.Op | Reduction = MPI.SUM, root: int = 0, *, comm: MPI.Intracomm | None = None
 ) -> T:
     """Reduce over all ranks, result on the root (MPI_Reduce; MPI-4.1, section 6.9.1).
 

@@ -17,10 +17,7 @@ from .._op.spec import T, call
     only_for_its_result=lambda p: True,
 )
 def reduce_scatter(
-    x: T,
-    op: MPI.Op | Reduction = MPI.SUM,
-    *,
-    comm: MPI.Intracomm | None = None,
+    x: T, op: MPI.Op | Reduction = MPI.SUM, *, comm: MPI.Intracomm | None = None
 ) -> T:
     """Reduce block ``j`` on rank ``j`` (MPI_Reduce_scatter_block; MPI-4.1, section 6.10.1).
 
@@ -57,8 +54,5 @@ def reduce_scatter(
 
     See also: :func:`allreduce`, :func:`allgather`.
     """
-    p = {
-        "comm": as_comm("reduce_scatter", comm),
-        "reduction": as_reduction("reduce_scatter", op),
-    }
+    p = {"comm": as_comm("reduce_scatter", comm), "reduction": as_reduction("reduce_scatter", op)}
     return call("reduce_scatter", (x,), p)

@@ -11,10 +11,7 @@ from .._op.plan import from_root, to_root_or_zeros
 from .._op.spec import T, call
 
 
-@define(
-    plan=from_root("scatter"),
-    adjoint=to_root_or_zeros("gather"),
-)
+@define(plan=from_root("scatter"), adjoint=to_root_or_zeros("gather"))
 def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Send block ``j`` of the root's array to rank ``j`` (MPI_Scatter; MPI-4.1, section 6.6).
 

@@ -7,24 +7,13 @@ from collections.abc import Sequence
 from mpi4py import MPI
 
 from .._call.definition import define
-from .._op import rows as _rows
-from .._op.arguments import rank_of
-from .._op.comm import as_comm
+from .._op import rows
 from .._op.plan import from_root, to_root_or_zeros
 from .._op.spec import T, call
 
 
-@define(
-    plan=from_root("scatterv"),
-    adjoint=to_root_or_zeros("gatherv"),
-)
-def scatterv(
-    x: T,
-    counts: Sequence[int],
-    root: int = 0,
-    *,
-    comm: MPI.Intracomm | None = None,
-) -> T:
+@define(plan=from_root("scatterv"), adjoint=to_root_or_zeros("gatherv"))
+def scatterv(x: T, counts: Sequence[int], root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Send rows of the root's array to each rank (MPI_Scatterv; MPI-4.1, section 6.6).
 
     Args:
@@ -59,15 +48,6 @@ def scatterv(
 
     See also: :func:`scatter`, :func:`gatherv`.
     """
-    c = as_comm("scatterv", comm)
-    row_counts = _rows.counts_of("scatterv", "counts", counts, c)
-    of = rank_of("scatterv", "root", root, c)
-    rows, sends, receives = _rows.with_root(row_counts, of, c)
-    p = {
-        "comm": c,
-        "root": of,
-        "rows": (rows, row_counts[c.rank]),
-        "sends": sends,
-        "receives": receives,
-    }
+    p = rows.to_root("scatterv", counts, root, comm)
+    p |= {"rows": p["rows"][::-1], "sends": p["receives"], "receives": p["sends"]}
     return call("scatterv", (x,), p)

@@ -40,9 +40,5 @@ def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) 
     See also: :func:`recv`, :func:`sendrecv`.
     """
     c = as_comm("send", comm)
-    p = {
-        "comm": c,
-        "dest": peer_of("send", "dest", dest, c),
-        "sendtag": tag_of("send", "tag", tag),
-    }
+    p = {"comm": c, "dest": peer_of("send", "dest", dest, c), "sendtag": tag_of("send", "tag", tag)}
     return call("send", (x,), p)

@@ -34,10 +34,7 @@ def _start(
     )
 
 
-@define(
-    plan=lambda p: Plan("sendrecv", Result.TEMPLATE),
-    start=_start,
-)
+@define(plan=lambda p: Plan("sendrecv", Result.TEMPLATE), start=_start)
 def sendrecv(
     sendbuf: Any,
     recvbuf: T,
