@@ -8,7 +8,6 @@ al., IEEE TPDS 33, 2022), Import and Export in Tpetra, IndexMap and Scatterer in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jax
@@ -182,14 +181,9 @@ class Plan(Uncopied):
     """
 
     def __init__(self, owned_ids: Any, needed_ids: Any, *, comm: MPI.Intracomm | None = None):
+        known = as_comm("ghosts.Plan", comm)
         self.comm = default_comm() if comm is None else comm
-        if not isinstance(self.comm, MPI.Intracomm) or not self.comm:
-            raise TypeError(
-                "ghosts.Plan: argument 'comm' must be an intracommunicator, got "
-                f"{type(comm).__name__}: {comm!r}"
-            )
         flush()  # operations that have been called on this communicator come first on all ranks
-        known = as_comm("ghosts.Plan", self.comm)
         number = known.cache["plans"] = known.cache.get("plans", 0) + 1
         self._name = f"ghosts.Plan {number}"  # ranks compare the names of leaves
         with waits_in(known, f"the creation of {self._name}"):
@@ -268,8 +262,8 @@ class Plan(Uncopied):
     def _own(self, x: Any) -> Any:
         return x if self._needs_own else ()
 
-    def _filled(self, received: Any, own: Any) -> Any:
-        (received,) = received.values()
+    def _filled(self, results: list[Any], own: Any) -> Any:
+        (received,) = results[0].values()
         if self._needs_own:
             received = jax.tree.map(lambda *parts: jnp.concatenate(parts), received, own)
         if self._in_order:
@@ -286,8 +280,8 @@ class Plan(Uncopied):
             lambda v: v[self._received :] if self._needs_own else _zeros(self._owned, v), y
         )
 
-    def _added(self, received: Any, own: Any) -> Any:
-        (received,) = received.values()
+    def _added(self, results: list[Any], own: Any) -> Any:
+        (received,) = results[0].values()
         return jax.tree.map(lambda v, r: _sum_into(v, self._sent_rows, r), own, received)
 
     # ---- What users call
@@ -312,7 +306,7 @@ class Plan(Uncopied):
         """
         x = self._checked("fill", "x", x, self._owned)
         received = alltoallv(self._to_send(x), *self._counts, comm=self.comm)
-        return self._filled(received, self._own(x))
+        return self._filled([received], self._own(x))
 
     def add(self, y: Any) -> Any:
         """Return, for each row that this rank owns, the sum of all ranks' rows of ``y`` for it.
@@ -334,7 +328,7 @@ class Plan(Uncopied):
         """
         y = self._checked("add", "y", y, self._needed)
         back, own = self._to_return(y)
-        return self._added(alltoallv(back, *self._counts[::-1], comm=self.comm), own)
+        return self._added([alltoallv(back, *self._counts[::-1], comm=self.comm)], own)
 
     def ifill(self, x: Any) -> Any:
         """Initiate :meth:`fill` without waiting; :func:`mpi4jax.wait` returns its result.
@@ -343,27 +337,14 @@ class Plan(Uncopied):
         """
         x = self._checked("ifill", "x", x, self._owned)
         request = ialltoallv(self._to_send(x), *self._counts, comm=self.comm)
-        return CompositeRequest(
-            [request, self._own(x)], CompositeKind("fill", _Result(self, "_filled"))
-        )
+        return CompositeRequest([request, self._own(x)], CompositeKind("fill", self._filled))
 
     def iadd(self, y: Any) -> Any:
         """Initiate :meth:`add` without waiting; :func:`mpi4jax.wait` returns its result."""
         y = self._checked("iadd", "y", y, self._needed)
         back, own = self._to_return(y)
         request = ialltoallv(back, *self._counts[::-1], comm=self.comm)
-        return CompositeRequest([request, own], CompositeKind("add", _Result(self, "_added")))
-
-
-@dataclass(frozen=True)
-class _Result:
-    """A function that makes the result of an exchange from the received rows."""
-
-    plan: Plan
-    method: str
-
-    def __call__(self, results: list[Any], own: Any) -> Any:
-        return getattr(self.plan, self.method)(results[0], own)
+        return CompositeRequest([request, own], CompositeKind("add", self._added))
 
 
 def _rows(x: jax.Array, places: Ids) -> jax.Array:

@@ -92,25 +92,24 @@ class Block(Uncopied):
         self.slices = self.layout.block(self.rank)
         self.shape = tuple(s.stop - s.start for s in self.slices)
         self.offset = tuple(s.start for s in self.slices)
-        self._around = [(0, 0)] * len(self.shape)
+        self._around = known.around(len(self.shape))
         self._wraps = [False] * len(self.shape)
-        sizes, periods, _ = _cart.topology(known.comm)
-        for axis, around, k in zip(
-            known.positions(len(self.shape)), known.widths, known.dimensions, strict=True
-        ):
-            self._around[axis], self._wraps[axis] = around, bool(periods[k])
+        periods = _cart.topology(known.comm)[1]
+        for axis, k in zip(known.positions(len(self.shape)), known.dimensions, strict=True):
+            self._wraps[axis] = bool(periods[k])
         self.padded_shape = tuple(
             n + low + high for n, (low, high) in zip(self.shape, self._around, strict=True)
         )
         self.inner = tuple(
             slice(low, low + n) for n, (low, _) in zip(self.shape, self._around, strict=True)
         )
-        topology = MPI.Cartcomm(known.comm.mpi)
-        at = topology.Get_coords(self.rank)
-        self.neighbors = tuple(
-            (_step(topology, sizes, periods, at, k, -1), _step(topology, sizes, periods, at, k, 1))
-            for k in range(len(sizes))
-        )
+        coords = MPI.Cartcomm(known.comm.mpi).Get_coords(self.rank)
+
+        def beside(k: int, step: int) -> int | None:
+            found = _cart.rank_beside(known.comm, coords, {k: step})
+            return None if found < 0 else found
+
+        self.neighbors = tuple((beside(k, -1), beside(k, 1)) for k in range(len(periods)))
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{s.start}:{s.stop}" for s in self.slices)
@@ -289,20 +288,6 @@ def _mirror(op: str, at: str) -> str:
     return modes[at]
 
 
-def _step(
-    topology: MPI.Cartcomm,
-    sizes: Sequence[int],
-    periods: Sequence[int],
-    at: Sequence[int],
-    k: int,
-    step: int,
-) -> int | None:
-    there = [*at]
-    there[k] += step
-    inside = periods[k] or 0 <= there[k] < sizes[k]
-    return topology.Get_cart_rank(there) if inside else None
-
-
 def regions(
     shape: Sequence[int], widths: Sequence[tuple[int, int]]
 ) -> tuple[Window, tuple[Window, ...]]:
@@ -388,9 +373,7 @@ def overlapped(
         raise ValueError(f"{name}: argument 'x' must have arrays of one shape, got {shapes}")
     (shape,) = shapes
     cuts = Cuts(name, cart, axes, width)
-    around = [(0, 0)] * len(shape)
-    for axis, pair in zip(cuts.positions(len(shape)), cuts.widths, strict=True):
-        around[axis] = pair
+    around = cuts.around(len(shape))
     cells = [n - low - high for n, (low, high) in zip(shape, around, strict=True)]
     request = ihalo_exchange(x, cart, axes=axes, width=width, corners=corners, border=border)
     interior, rim = regions(cells, around)

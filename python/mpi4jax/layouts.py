@@ -21,11 +21,7 @@ __all__ = ["Layout", "migrate", "redistribute"]
 
 
 def comm_of(op: str, comm: MPI.Intracomm | None, *given: Any) -> MPI.Intracomm:
-    """Return the communicator of an argument, or else of shardings and blocks, or the default one.
-
-    Raises:
-        ValueError: if these differ.
-    """
+    """Return the communicator of an argument, else of shardings and blocks, else the default."""
     found = [g.comm for g in (*given,) if hasattr(g, "comm")]
     found = [comm, *found] if comm is not None else found or [default_comm()]
     if any(MPI.Comm.Compare(c, found[0]) not in (MPI.IDENT, MPI.CONGRUENT) for c in found[1:]):

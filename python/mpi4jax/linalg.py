@@ -439,7 +439,13 @@ def lsmr(
         most = krylov.most_iterations(space, maxiter, start.size)
         limits = krylov.Limits(small, most, 0.25, krylov.reporter(monitor, scale))
         first = jnp.where(of_b == 0, 0, start / scale)
-        x, r, _, k, reason = krylov.least_squares(space, forward, adjoint, b, first, limits)
+
+        def measure(x: Vector) -> tuple[Vector, jax.Array]:
+            r = b - forward(x)
+            return r, space.square(adjoint(r))
+
+        method = functools.partial(krylov.lsmr, space, forward, adjoint)
+        x, r, _, k, reason = krylov.solved(measure, method, first, limits)
         left = jnp.sqrt(space.square(r[:rows])) * scale
         return x * scale, Info(k, left, reason)
 

@@ -75,7 +75,7 @@ def append(
     layouts, comm = layouts_and_comm("append", layouts, mesh, comm)
     path, is_first = Path(path), comm.Get_rank() == 0
     written = files.to_write("append", dict(tree), layouts, comm)
-    given = {records.TIME: records.time_axis()}
+    given = {records.TIME: records.variable(records.TIME, "float64", [0], [1024], [records.TIME])}
 
     def begin() -> tuple[dict[str, Any], int] | None:
         """Return the metadata of the store with the new record, and the number of the record."""

@@ -227,11 +227,7 @@ def is_sharding(x: Any) -> bool:
 
 
 def as_sharding(op: str, given: Any, mesh: Mesh | None) -> NamedSharding:
-    """Return the sharding that a `PartitionSpec` is on a mesh, by default that of ``with mesh:``.
-
-    Raises:
-        TypeError: if it is neither, or there is no mesh.
-    """
+    """Return the sharding of a `PartitionSpec` on a mesh, by default that of ``with mesh:``."""
     if isinstance(given, NamedSharding):
         return given
     mesh = current() if mesh is None else mesh
@@ -243,10 +239,10 @@ def as_sharding(op: str, given: Any, mesh: Mesh | None) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec() if given is None else given)
 
 
-def _mapped(op: str, how: str, tree: Any, shardings: Any, mesh: Mesh | None, root: Any) -> Any:
+def _mapped(op: str, tree: Any, shardings: Any, mesh: Mesh | None, root: Any) -> Any:
     def of_part(given: Any, part: Any) -> Any:
         sharding = as_sharding(op, given, mesh)
-        return jax.tree.map(lambda leaf: getattr(sharding, how)(leaf, root), part)
+        return jax.tree.map(lambda leaf: getattr(sharding, op)(leaf, root), part)
 
     return jax.tree.map(of_part, shardings, tree, is_leaf=is_sharding)
 
@@ -284,7 +280,7 @@ def cut(tree: T, shardings: Any, *, mesh: Mesh | None = None, root: int | None =
 
     See also: :func:`join`.
     """
-    return _mapped("cut", "cut", tree, shardings, mesh, root)  # type: ignore[no-any-return]
+    return _mapped("cut", tree, shardings, mesh, root)  # type: ignore[no-any-return]
 
 
 def join(tree: T, shardings: Any, *, mesh: Mesh | None = None, root: int | None = None) -> T:
@@ -309,7 +305,7 @@ def join(tree: T, shardings: Any, *, mesh: Mesh | None = None, root: int | None 
 
     See also: :func:`cut`, with an example.
     """
-    return _mapped("join", "join", tree, shardings, mesh, root)  # type: ignore[no-any-return]
+    return _mapped("join", tree, shardings, mesh, root)  # type: ignore[no-any-return]
 
 
 def make_array_from_callback(

@@ -33,12 +33,7 @@ def _mode(side: Side) -> str | None:
 
 
 def sides_of(op: str, comm: Comm, border: Any) -> list[tuple[Side, Side]]:
-    """Return the border below and above along each dimension of the grid.
-
-    Raises:
-        TypeError: if ``border`` has a wrong type.
-        ValueError: if a mode is unknown, or there is not one for each dimension.
-    """
+    """Return the border below and above along each dimension of the grid."""
     n = len(cart.topology(comm)[0])
     expected = (
         f"None, one of {MODES}, grids.neumann(), grids.dirichlet(value), a number or an array, or "
@@ -57,11 +52,8 @@ def sides_of(op: str, comm: Comm, border: Any) -> list[tuple[Side, Side]]:
             raise TypeError(f"{op}: argument 'border' must be {expected}, got {border!r}")
         return side
 
-    def is_several(value: Any) -> bool:
-        return isinstance(value, Sequence) and not isinstance(value, str)
-
     def pair(value: Any, length: int) -> Sequence[Any]:
-        if not is_several(value):
+        if not isinstance(value, Sequence) or isinstance(value, str):
             return [value] * length
         if len(value) != length:
             raise ValueError(f"{op}: argument 'border' must be {expected}, got {border!r}")
@@ -93,6 +85,19 @@ def _copies(
 
     Without ``corners``, ghost cells at corners keep their values.
     """
+
+    def copy(axis: int, ghosts: slice, side: Side, source: slice) -> Copy:
+        mode, own = _mode(side), inner[axis]
+        if mode and (source.start < own.start or source.stop > own.stop):
+            raise ValueError(
+                f"{op}: argument 'x' of shape {shape} has {own.stop - own.start} inner cells along "
+                f"axis {axis}, too few for border={side!r}; expected at least "
+                f"{source.stop - source.start + (mode == 'reflect')}"
+            )
+        window = [slice(None)] * len(shape) if corners else inner
+        before, after = window[:axis], window[axis:][1:]
+        return Copy(axis, (*before, ghosts, *after), side, (*before, source, *after))
+
     cut = [
         (axis, width, pair, not period and at == 0, not period and at == size - 1)
         for axis, width, pair, size, period, at in zip(
@@ -106,42 +111,15 @@ def _copies(
     for end, (low, high) in zip(ends, around, strict=True):
         inner[-end] = slice(low, shape[-end] - high)
     for end, (_, (low, high), (below, above), is_first, is_last) in zip(ends, cut, strict=True):
-        window = [slice(None)] * len(shape) if corners else inner
         first, behind = low, shape[-end] - high
         if is_first and low and below is not None:
             start = first + (_mode(below) == "reflect")
             source = slice(start, start + (1 if below == "edge" else low))
-            yield _copy(op, shape, window, -end, slice(0, low), below, source, inner)
+            yield copy(-end, slice(0, low), below, source)
         if is_last and high and above is not None:
             stop = behind - (_mode(above) == "reflect")
             source = slice(stop - (1 if above == "edge" else high), stop)
-            ghosts = slice(behind, behind + high)
-            yield _copy(op, shape, window, -end, ghosts, above, source, inner)
-
-
-def _copy(
-    op: str,
-    shape: tuple[int, ...],
-    window: list[slice],
-    axis: int,
-    ghosts: slice,
-    side: Side,
-    source: slice,
-    inner: list[slice],
-) -> Copy:
-    def along(part: slice) -> tuple[slice, ...]:
-        parts = [*window]
-        parts[axis] = part
-        return tuple(parts)
-
-    mode = _mode(side)
-    if mode and (source.start < inner[axis].start or source.stop > inner[axis].stop):
-        raise ValueError(
-            f"{op}: argument 'x' of shape {shape} has "
-            f"{inner[axis].stop - inner[axis].start} inner cells along axis {axis}, too few for "
-            f"border={side!r}; expected at least {source.stop - source.start + (mode == 'reflect')}"
-        )
-    return Copy(axis, along(ghosts), side, along(source))
+            yield copy(-end, slice(behind, behind + high), above, source)
 
 
 def _by_fields(f: Callable[[Any, Any], Any], op: str, x: Any, border: Any) -> Any:

@@ -15,11 +15,7 @@ from .._op.comm import Comm, as_comm, static_int
 
 
 def as_cart(op: str, cart: Any) -> Comm:
-    """Return the :class:`Comm` of a Cartesian communicator.
-
-    Raises:
-        TypeError: if it is not a Cartesian communicator.
-    """
+    """Return the :class:`Comm` of a Cartesian communicator."""
     is_cart = isinstance(cart, MPI.Intracomm) and cart != MPI.COMM_NULL
     if not is_cart or cart.Get_topology() != MPI.CART:
         raise TypeError(
@@ -41,6 +37,14 @@ def _dimensions(comm: Comm) -> int:
     return comm.cache["dimensions"]  # type: ignore[no-any-return]
 
 
+def rank_beside(comm: Comm, coords: Sequence[int], steps: dict[int, int]) -> int:
+    """Return the rank some steps from a place along dimensions of the grid; -1 if there is none."""
+    sizes, periods, _ = topology(comm)
+    there = [at + steps.get(k, 0) for k, at in enumerate(coords)]
+    inside = (p or 0 <= at < n for at, n, p in zip(there, sizes, periods, strict=True))
+    return MPI.Cartcomm(comm.mpi).Get_cart_rank(there) if all(inside) else -1
+
+
 def neighbours(comm: Comm, dimensions: tuple[int, ...], corners: bool) -> tuple[int, ...]:
     """Return the rank at each step of -1, 0 or 1 blocks along some dimensions, or -1 if there is
     none. The last dimension varies fastest. Without ``corners``, only steps along one dimension
@@ -48,24 +52,14 @@ def neighbours(comm: Comm, dimensions: tuple[int, ...], corners: bool) -> tuple[
     """
     key = ("neighbours", dimensions, corners)
     if key not in comm.cache:
-        comm.cache[key] = _neighbours(comm, dimensions, corners)
+        coords, ranks = topology(comm)[2], []
+        for steps in itertools.product((-1, 0, 1), repeat=len(dimensions)):
+            far = sum(map(abs, steps))
+            wanted = far == 1 or (far > 1 and corners)
+            moves = dict(zip(dimensions, steps, strict=True))
+            ranks.append(rank_beside(comm, coords, moves) if wanted else -1)
+        comm.cache[key] = tuple(ranks)
     return comm.cache[key]  # type: ignore[no-any-return]
-
-
-def _neighbours(comm: Comm, dimensions: tuple[int, ...], corners: bool) -> tuple[int, ...]:
-    sizes, periods, coords = topology(comm)
-    cart, ranks = MPI.Cartcomm(comm.mpi), []
-    for step in itertools.product((-1, 0, 1), repeat=len(dimensions)):
-        there = list(coords)
-        for dimension, move in zip(dimensions, step, strict=True):
-            there[dimension] += move
-        inside = all(
-            period or 0 <= at < size for at, size, period in zip(there, sizes, periods, strict=True)
-        )
-        far = sum(map(abs, step))
-        wanted = far == 1 or (far > 1 and corners)
-        ranks.append(cart.Get_cart_rank(there) if wanted and inside else -1)
-    return tuple(ranks)
 
 
 def _sequence(op: str, name: str, value: Any, length: int, expected: str) -> Sequence[Any]:
@@ -114,11 +108,7 @@ def widths_of(op: str, comm: Comm, width: Any) -> list[tuple[int, int]]:
 def grid_of(
     op: str, cart: Any, axes: Any, width: Any, x: Any = None
 ) -> tuple[Comm, list[int | None], list[tuple[int, int]]]:
-    """Return the communicator, axes and widths of arguments, or of a :class:`mpi4jax.grids.Block`.
-
-    Raises:
-        ValueError: if an array of ``x`` does not have the shape of the block with its ghost cells.
-    """
+    """Return the communicator, axes and widths of arguments, or of a `grids.Block`."""
     if hasattr(cart, "padded_shape"):
         n = len(cart.padded_shape)
         for leaf in jax.tree.leaves(x):

@@ -42,6 +42,13 @@ class Cuts:
         counted = from_end(self.op, self.axes, [(0, 0)] * len(self.axes), (0,) * ndim)
         return [ndim - axis for axis in counted]
 
+    def around(self, ndim: int) -> list[tuple[int, int]]:
+        """Return the ghost cells below and above along each axis of an array."""
+        widths = [(0, 0)] * ndim
+        for axis, width in zip(self.positions(ndim), self.widths, strict=True):
+            widths[axis] = width
+        return widths
+
     def layout(self, shape: Shape) -> Layout:
         """Return the layout of the blocks of all ranks in an array of this shape."""
         each = [None] * len(self.dimensions)
@@ -61,11 +68,7 @@ class Cuts:
         return Pieces.of((), tuple(slice(0, n) for n in shape), self.layout(shape))
 
     def whole(self, block: Shape, cells: Sequence[int] | None) -> Shape:
-        """Return the shape of the global array whose block on this rank has this shape.
-
-        Raises:
-            ValueError: if this rank has another block of an array with this number of cells.
-        """
+        """Return the shape of the global array whose block on this rank has this shape."""
         out = list(block)
         for k, axis in enumerate(self.positions(len(block))):
             out[axis] = block[axis] * self.sizes[k] if cells is None else cells[k]
@@ -90,23 +93,16 @@ class Cuts:
             raise ValueError(f"{self.op}: argument 'cells' must be {expected}, got {cells!r}")
         return known
 
-    def pad(self, x: jax.Array) -> jax.Array:
-        """Return the array with ghost cells of zeros."""
-        widths = [(0, 0)] * x.ndim
-        for axis, width in zip(self.positions(x.ndim), self.widths, strict=True):
-            widths[axis] = width
-        return jnp.pad(x, widths)
-
     def inner(self, x: jax.Array) -> jax.Array:
         """Return the array without its ghost cells."""
-        window = [slice(None)] * x.ndim
-        for axis, (low, high) in zip(self.positions(x.ndim), self.widths, strict=True):
+        window = []
+        for axis, (low, high) in enumerate(self.around(x.ndim)):
             if x.shape[axis] < low + high:
                 raise ValueError(
                     f"{self.op}: argument 'x' of shape {x.shape} has fewer cells along axis "
                     f"{axis} than the ghost cells of 'width', {low} below and {high} above"
                 )
-            window[axis] = slice(low, x.shape[axis] - high)
+            window.append(slice(low, x.shape[axis] - high))
         return x[tuple(window)]
 
 
@@ -176,7 +172,7 @@ def scatter_blocks(
 
     y = jax.tree.map(block_of, x)
     if any(width != (0, 0) for width in cuts.widths):
-        y = jax.tree.map(cuts.pad, y)
+        y = jax.tree.map(lambda leaf: jnp.pad(leaf, cuts.around(leaf.ndim)), y)
         y = halo_exchange(y, cart, axes=axes, width=width)
     return y
 

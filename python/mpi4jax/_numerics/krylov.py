@@ -350,30 +350,6 @@ def lsmr(space: Space, A: Operator, adjoint: Operator, r: Vector, limits: Limits
     return x, k, 0 * k
 
 
-def least_squares(
-    space: Space, A: Operator, adjoint: Operator, b: Vector, x: Vector, limits: Limits
-) -> Solution:
-    """Run :func:`solved` with :func:`lsmr`, until ``adjoint`` of the residual is small."""
-
-    def measure(x: Vector) -> tuple[Vector, jax.Array]:
-        r = b - A(x)
-        return r, space.square(adjoint(r))
-
-    return solved(measure, functools.partial(lsmr, space, A, adjoint), x, limits)
-
-
-def equation(
-    space: Space, A: Operator, b: Vector, x: Vector, method: Method, limits: Limits
-) -> Solution:
-    """Run :func:`solved` with a method for ``A(x) = b``."""
-
-    def measure(x: Vector) -> tuple[Vector, jax.Array]:
-        r = b - A(x)
-        return r, space.square(r)
-
-    return solved(measure, method, x, limits)
-
-
 def check(name: str, functions: dict[str, Any], monitor: Any, x0: Any, like: Any) -> None:
     """Raise an error about the arguments of a solver."""
     for argument, function in {**functions, "monitor": monitor}.items():
@@ -455,12 +431,15 @@ def solve(
         given = space.square(b)
         small = jnp.maximum(tol**2 * given, (jnp.asarray(atol, given.dtype) / scale) ** 2)
         most = most_iterations(space, maxiter, b.size)
-        x, _, square, k, reason = equation(
-            space,
-            A,
-            b,
-            jnp.where(given == 0, 0, start / scale),
+
+        def measure(x: Vector) -> tuple[Vector, jax.Array]:
+            r = b - A(x)
+            return r, space.square(r)
+
+        x, _, square, k, reason = solved(
+            measure,
             functools.partial(method, space, precondition, A),
+            jnp.where(given == 0, 0, start / scale),
             Limits(small, most, progress, reporter(monitor, scale)),
         )
         x = (x * scale).astype(flat.dtype)

@@ -406,12 +406,7 @@ class Windows:
 
 
 def as_layout(op: str, name: str, given: Any, size: int, block: Shape | None = None) -> Layout:
-    """Return the :class:`Layout` of an argument, for a block of this shape.
-
-    Raises:
-        TypeError: if it has none.
-        ValueError: if it is on more ranks than there are.
-    """
+    """Return the :class:`Layout` of an argument, for a block of this shape."""
     layout = given.layout_of(op, name, block) if hasattr(given, "layout_of") else given
     if not isinstance(layout, Layout):
         raise TypeError(
@@ -427,11 +422,7 @@ def as_layout(op: str, name: str, given: Any, size: int, block: Shape | None = N
 
 
 def batch_of(op: str, name: str, x: jax.Array, layout: Layout, rank: int) -> Shape:
-    """Return the axes of an array before those of this rank's block.
-
-    Raises:
-        ValueError: if the last axes of the array are not those of the block.
-    """
+    """Return the axes of an array before those of this rank's block."""
     expected = layout.block_shape(rank)
     split = x.ndim - len(expected)
     if split < 0 or x.shape[split:] != expected:

@@ -36,17 +36,8 @@ def variable(name: str, dtype: str, shape: list[int], chunk: list[int], dims: li
     }
 
 
-def time_axis() -> Json:
-    """Return the metadata of the coordinates of records."""
-    return variable(TIME, "float64", [0], [1024], [TIME])
-
-
 def read(path: Path) -> dict[str, Json]:
-    """Return the metadata of the arrays of a store, by name; none if there is no store.
-
-    Raises:
-        FileExistsError: if there is something else.
-    """
+    """Return the metadata of the arrays of a store, by name; none if there is no store."""
     file = path / "zarr.json"
     if not file.exists():
         if path.exists() and (not path.is_dir() or any(path.iterdir())):

@@ -54,10 +54,6 @@ def _format(dtype: Any) -> _Format:
     return _FLOAT64 if dtype == jnp.float64 else _FLOAT32
 
 
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
 def _power(form: _Format, exponent: jax.Array) -> jax.Array:
     """Return a power of two, made of its bits."""
     float_type = jnp.float64 if form is _FLOAT64 else jnp.float32
@@ -106,7 +102,8 @@ def _rows(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """Return the array with the terms of each sum along the last axis."""
     rest = [n for k, n in enumerate(x.shape) if k not in axes]
     last = range(x.ndim - len(axes), x.ndim)
-    return _wide(jnp.moveaxis(x, axes, last).reshape(*rest, -1 if x.size else 0))
+    rows = jnp.moveaxis(x, axes, last).reshape(*rest, -1 if x.size else 0)
+    return rows.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _exponent(form: _Format, largest: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from mpi4py import MPI
 
@@ -29,14 +30,11 @@ class Space:
         if self.reproducible:
             terms = [_terms(a, b) for a, b in pairs]
             sums = reproducible_sum(terms, axis=-1, comm=self.comm)
-            return [_of_parts(parts) for parts in sums]
+            return [lax.complex(*parts) if len(parts) == 2 else parts[0] for parts in sums]
         local = [jnp.conj(a) @ b for a, b in pairs]
         total = allreduce(jnp.concatenate([jnp.atleast_1d(p) for p in local]), comm=self.comm)
-        ends = [0]
-        for p in local:
-            ends.append(ends[-1] + p.size)
-        cut = zip(local, ends, ends[1:], strict=False)
-        return [total[start:end].reshape(p.shape) for p, start, end in cut]
+        parts = jnp.split(total, np.cumsum([p.size for p in local])[:-1])
+        return [part.reshape(p.shape) for part, p in zip(parts, local, strict=True)]
 
     def square(self, v: Vector) -> jax.Array:
         """Return the square of the norm."""
@@ -80,10 +78,6 @@ def _terms(a: jax.Array, b: jax.Array) -> list[jax.Array]:
     real = [a.real * b.real, a.imag * b.imag]
     imaginary = [a.real * b.imag, -a.imag * b.real]
     return [jnp.concatenate(real, -1), jnp.concatenate(imaginary, -1)]
-
-
-def _of_parts(parts: list[jax.Array]) -> jax.Array:
-    return lax.complex(*parts) if len(parts) == 2 else parts[0]
 
 
 def _fixed(x: jax.Array) -> jax.Array:

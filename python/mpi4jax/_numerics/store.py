@@ -111,11 +111,7 @@ def digests(path: Path, entry: Json, window: Window) -> dict[int, str]:
 
 
 def read(path: Path, entry: Json, window: Window) -> np.ndarray[Any, Any]:
-    """Read a window of an array.
-
-    Raises:
-        OSError: if a chunk is not as it was written; names the file.
-    """
+    """Read a window of an array."""
     folder = path / entry["directory"]
     for number, file in _chunks(entry["metadata"], window):
         try:
@@ -173,11 +169,7 @@ def _planned(path: Path) -> list[Json]:
 
 
 def read_index(path: Path) -> Json | None:
-    """Return the index of a complete checkpoint, or None.
-
-    Raises:
-        OSError: if the index is damaged, or missing beside arrays that no plan names.
-    """
+    """Return the index of a complete checkpoint, or None."""
     index = _read_json(path / INDEX)
     if index is None:
         plan = _planned(path)
