@@ -81,11 +81,6 @@ def _group(record: Record) -> Group:
     return key, generation, tuple(tuple(run) for run in runs)
 
 
-def _signature(record: Record) -> tuple[Any, ...]:
-    count = None if record["any_size"] else record["count"]
-    return (*(record[name] for name in _COMPARED), count)
-
-
 def _collectives(dumps: dict[int, Dump]) -> dict[Group, dict[int, dict[int, Record]]]:
     """Records of collectives by communicator, rank and number."""
     found: dict[Group, dict[int, dict[int, Record]]] = {}
@@ -123,7 +118,9 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
             records = {rank: of[number] for rank, of in sorted(ranks.items()) if number in of}
             by_signature: dict[tuple[Any, ...], list[int]] = {}
             for rank, record in records.items():
-                by_signature.setdefault(_signature(record), []).append(rank)
+                count = None if record["any_size"] else record["count"]
+                signature = (*(record[name] for name in _COMPARED), count)
+                by_signature.setdefault(signature, []).append(rank)
             # Ranks that never came, except those whose recorder may have overwritten the record.
             behind = [rank for rank, of in ranks.items() if max(of, default=0) < number]
             behind += [rank for rank in world if rank in dumps and rank not in ranks]

@@ -44,16 +44,13 @@ def load(path: Path) -> list[Event]:
                 raise ValueError(f"{path} is not a timeline of mpi4jax: {error}") from error
 
 
-def _occurrence(event: Event) -> Occurrence:
-    args = event["args"]
-    return args["key"], args["members"], args["record"]["sequence"]
-
-
 def _collectives(events: list[Event]) -> dict[Occurrence, dict[int, Event]]:
     found: dict[Occurrence, dict[int, Event]] = {}
     for event in events:
-        if event["ph"] == "X" and event["args"]["record"]["collective"]:
-            found.setdefault(_occurrence(event), {})[event["pid"]] = event
+        args = event["args"]
+        if event["ph"] == "X" and args["record"]["collective"]:
+            occurrence = args["key"], args["members"], args["record"]["sequence"]
+            found.setdefault(occurrence, {})[event["pid"]] = event
     return found
 
 

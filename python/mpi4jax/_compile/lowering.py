@@ -163,20 +163,16 @@ class Lowering:
             return operand[0]
         if plan.result is Result.SUM:
             return self.local(jnp.add, out, (received, out), operand)
-        return self.received(received, operand)
-
-    def received(self, y: Any, template: Operand) -> Any:
-        """Return the result of a receive: ``y``, or the template if there is no sender."""
-        value, aval = template
-        if self.p["source"] == MPI.PROC_NULL:  # MPI leaves the buffer as it is
-            return value
+        # That of a receive is the template if there is no sender: MPI leaves the buffer as it is.
+        if self.p["source"] == MPI.PROC_NULL:
+            return operand[0]
         if self.p["source"] is not None or self.p["operand"] == "call":
-            return y
+            return received
 
         def choose(y: Any, template: Any, peers: Any) -> Any:
             return jnp.where(peers[0] == MPI.PROC_NULL, template, y)
 
-        return self.local(choose, aval, (y, aval), template, *self.numbers)
+        return self.local(choose, out, (received, out), operand, *self.numbers)
 
     def call(
         self,

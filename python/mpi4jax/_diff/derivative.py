@@ -115,9 +115,6 @@ def adjoint_of(spec: Spec, p: Params) -> tuple[Spec, Params]:
 
     That of a message is one with its ends exchanged: what was sent is received from where it went,
     and what was received is sent to where it came from.
-
-    Raises:
-        NotImplementedError: it is not known where a message came from.
     """
     p = {k: v for k, v in p.items() if k not in ("threaded", "derived")}
     if not spec.has_peer:

@@ -125,21 +125,19 @@ class BlockTrace(core.Trace):  # type: ignore[misc]
             args, lambda trace, xs: trace.process_shard_map(primitive, fun, xs, **params)
         )
 
-    def process_custom_jvp_call(
-        self, primitive: Any, fun: Any, rule: Any, args: Any, /, **params: Any
-    ) -> Any:
+    def process_custom_jvp_call(self, *call: Any, **params: Any) -> Any:
+        return self._by_rule("process_custom_jvp_call", *call, **params)
+
+    def process_custom_vjp_call(self, *call: Any, **params: Any) -> Any:
+        return self._by_rule("process_custom_vjp_call", *call, **params)
+
+    def _by_rule(self, process: str, primitive: Any, fun: Any, *rest: Any, **params: Any) -> Any:
+        *rules, args = rest
+
         def bind(trace: Any, xs: Any) -> Any:
-            return trace.process_custom_jvp_call(primitive, fun, rule, xs, **params)
+            return getattr(trace, process)(primitive, fun, *rules, xs, **params)
 
-        return self._by_equations(args, bind, fun, rule)
-
-    def process_custom_vjp_call(
-        self, primitive: Any, fun: Any, forward: Any, backward: Any, args: Any, /, **params: Any
-    ) -> Any:
-        def bind(trace: Any, xs: Any) -> Any:
-            return trace.process_custom_vjp_call(primitive, fun, forward, backward, xs, **params)
-
-        return self._by_equations(args, bind, fun, forward)
+        return self._by_equations(args, bind, fun, rules[0])
 
 
 _typed_p = Primitive("mpi4jax_typed")  # results of given types, that stand for concrete ones

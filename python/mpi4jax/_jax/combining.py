@@ -22,6 +22,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 # Bytes of what is combined. XLA has 30 MiB for GPUs; here the operands are copied side by side,
 # which costs more than a message where they are long.
 LIMIT = 4 << 20
+_FEW = 8  # equations that move up with a collective
 
 
 class _Group:
@@ -74,6 +75,25 @@ def combined(
     made: dict[Any, int] = {}  # the index where a variable is made
     after: dict[Any, frozenset[_Group]] = {}  # the groups that a variable is made from
     nothing: frozenset[_Group] = frozenset()
+
+    def above_of(operands: Sequence[Any], place: int) -> set[int] | None:
+        """The few equations that operands are made by from what is there before ``place``, such as
+        the broadcast of a bias; None if there are others."""
+        found: set[int] = set()
+        rest = [*operands]
+        while rest:
+            v = rest.pop()
+            if isinstance(v, Literal) or made.get(v, -1) < place:
+                continue
+            eqn = jaxpr.eqns[made[v]]
+            if v in after or eqn.effects or kind_of(eqn) is not None or communicates(eqn):
+                return None
+            found.add(made[v])
+            if len(found) > _FEW:
+                return None
+            rest += eqn.invars
+        return found
+
     for i, eqn in enumerate(jaxpr.eqns):
         operands = [v for v in eqn.invars if not isinstance(v, Literal)]
         needs = nothing.union(*(after.get(v, nothing) for v in operands))
@@ -90,9 +110,7 @@ def combined(
             at = max([-1, *(made.get(v, -1) for v in operands), *(g.place for g in needs)])
             found = latest.get(kind[0])
             if found is not None and not kind[1] and not needs and at >= found.place:
-                above = _above(
-                    jaxpr.eqns, operands, found.place, made, after, kind_of, communicates
-                )
+                above = above_of(operands, found.place)
                 found.before |= above or set()
                 at = at if above is None else found.place - 1
             is_settled = not any(group.is_movable for group in needs)
@@ -109,32 +127,6 @@ def combined(
     if all(len(group.members) == 1 for group in group_of.values()):
         return jaxpr.eqns, {}
     return _ordered(jaxpr.eqns, group_of)
-
-
-def _above(
-    eqns: Sequence[JaxprEqn],
-    operands: Sequence[Any],
-    place: int,
-    made: dict[Any, int],
-    after: dict[Any, frozenset[_Group]],
-    kind_of: Callable[[JaxprEqn], Any],
-    communicates: Callable[[JaxprEqn], bool],
-    most: int = 8,
-) -> set[int] | None:
-    """The few equations that operands are made by from what is there before ``place``, such as the
-    broadcast of a bias; None if there are others."""
-    found: set[int] = set()
-    rest = [v for v in operands if made.get(v, -1) >= place]
-    while rest:
-        v = rest.pop()
-        eqn = eqns[made[v]]
-        if v in after or eqn.effects or kind_of(eqn) is not None or communicates(eqn):
-            return None
-        found.add(made[v])
-        if len(found) > most:
-            return None
-        rest += [u for u in eqn.invars if not isinstance(u, Literal) and made.get(u, -1) >= place]
-    return found
 
 
 def _joins(

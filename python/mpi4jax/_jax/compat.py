@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax._src import core, effects, source_info_util, traceback_util, xla_bridge
 from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.interpreters import pxla
@@ -454,8 +453,3 @@ def close_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
         names = (*("" for _ in jaxpr.consts), *names)
     opened = opened.replace(constvars=[], invars=invars, debug_info=info._replace(arg_names=names))
     return ClosedJaxpr(opened, ()), list(jaxpr.consts)
-
-
-def float0_zeros(shape: tuple[int, ...]) -> Any:
-    """Return the cotangent of integers."""
-    return np.zeros(shape, jax.dtypes.float0)

@@ -296,11 +296,7 @@ class Rewriter:
         )
 
     def _predicate_varies(self, eqn: Any) -> frozenset[str]:
-        """Return the axes along which ranks may take other branches of an equation, or other turns.
-
-        Raises:
-            ValueError: a collective inside runs over one of them.
-        """
+        """Return the axes along which ranks may take other branches, or other turns."""
         if eqn.primitive is primitives.cond_p:
             aval = eqn.invars[0].aval
         elif eqn.primitive is primitives.while_p:

@@ -77,11 +77,7 @@ def get(name: str) -> str:
 
 
 def check(name: str) -> str:
-    """Return the value of a variable.
-
-    Raises:
-        ValueError: if the variable does not accept the value.
-    """
+    """Return the value of a variable."""
     value = get(name)
     if value and (expected := RULES[name](value)):
         raise ValueError(f"mpi4jax: environment variable {name} must be {expected}, got {value!r}")

@@ -1,24 +1,4 @@
-"""The settings of the watchdog, from the environment, and its start.
-
-========================  ==========  =============================================================
-Variable                  Default     Meaning
-========================  ==========  =============================================================
-``MPI4JAX_TIMEOUT``       0           seconds after which an operation counts as hung; 0: never
-``MPI4JAX_REPORT_AFTER``  30          seconds after which a warning says what is waited for,
-                                      then at growing intervals; 0: never
-``MPI4JAX_DEADLOCK_AFTER``  300       seconds after which a stuck job is aborted;
-                                      0: never
-``MPI4JAX_ON_TIMEOUT``    abort       ``abort``: abort the job if an operation hangs; ``continue``:
-                                      only report it
-``MPI4JAX_DUMP_DIR``      the         where reports are left; for ranks on several hosts a
-                          system's    directory that all of them see
-``MPI4JAX_CHECK``         samples     1: compare collectives of all ranks, exactly; 0: do not even
-                                      compare those of neighbors on a host
-``MPI4JAX_TRACE``         none        file for a timeline; ``{rank}`` in it is replaced, or the
-                                      rank is put before the suffix
-``MPI4JAX_ABORT``         1           0: a failing rank does not abort the job
-========================  ==========  =============================================================
-"""
+"""The settings of the watchdog, from the environment (`docs/environment.md`), and its start."""
 
 from __future__ import annotations
 
@@ -35,11 +15,7 @@ from . import abort, job, pools, settings, stacks
 
 
 def seconds(name: str, default: float = 0.0) -> float:
-    """Return the seconds of a variable; infinity if they are 0, which stands for never.
-
-    Raises:
-        ValueError: not a number, or a negative one.
-    """
+    """Return the seconds of a variable; infinity if they are 0, which stands for never."""
     return float(settings.check(name) or default) or math.inf
 
 
@@ -62,11 +38,7 @@ def compares_before() -> bool:
 
 
 def set_check() -> None:
-    """Set whether operations are compared. Called before they are registered with XLA.
-
-    Raises:
-        ValueError: the environment variable has a wrong value.
-    """
+    """Set whether operations are compared. Called before they are registered with XLA."""
     takes_samples = settings.check("MPI4JAX_CHECK").lower() in ("", "samples")
     _native.set_check(3 if takes_samples else int(compares_before()))
 
@@ -94,11 +66,7 @@ def _stderr() -> int:
 
 
 def check_settings() -> None:
-    """Check the environment's variables, and say what is wrong with it that is no error.
-
-    Raises:
-        ValueError: an environment variable has a wrong value.
-    """
+    """Check the environment's variables, and say what is wrong with it that is no error."""
     unknown = settings.check_all()
     if MPI.COMM_WORLD.rank == 0:
         for words in filter(None, [*unknown, job.missing_ranks(MPI.COMM_WORLD.size)]):
@@ -123,11 +91,7 @@ def shared_settings() -> list[tuple[str, str, str]]:
 
 
 def start() -> None:
-    """Start recording and watching. Called when the package is imported.
-
-    Raises:
-        ValueError: an environment variable has a wrong value.
-    """
+    """Start recording and watching. Called when the package is imported."""
     aborts = settings.check("MPI4JAX_ON_TIMEOUT").lower() != "continue"
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

@@ -42,11 +42,7 @@ def rank_of(op: str, name: str, value: Any, comm: Comm, *special: str) -> int:
 
 
 def _traced(op: str, name: str, value: Any) -> Any:
-    """Return a traced integer as int32.
-
-    Raises:
-        TypeError: if it is not an integer scalar.
-    """
+    """Return a traced integer as int32."""
     if value.shape != () or not jnp.issubdtype(value.dtype, np.integer):
         raise TypeError(
             f"{op}: argument '{name}' must be an integer, or a traced scalar of an integer type; "
@@ -107,11 +103,7 @@ def _shown(value: int) -> str:
 def from_end(
     op: str, axes: Sequence[int], widths: Sequence[tuple[int, int]], shape: tuple[int, ...]
 ) -> list[int]:
-    """Return the exchanged axes of an array, counted from its end (1 is the last axis).
-
-    Raises:
-        ValueError: if the array does not have the axis, or has too few cells along it.
-    """
+    """Return the exchanged axes of an array, counted from its end (1 is the last axis)."""
     counted: dict[int, int] = {}
     out = []
     for axis, (low, high) in zip(axes, widths, strict=True):

@@ -295,11 +295,7 @@ def forget_all() -> None:
 
 
 def static_int(op: str, name: str, value: Any, expected: str) -> int:
-    """Return an argument as a static integer.
-
-    Raises:
-        TypeError: if it is not an integer, or traced.
-    """
+    """Return an argument as a static integer."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"{op}: argument '{name}' must be a static integer, got a traced value: {value}; "
@@ -374,11 +370,7 @@ _WITHOUT_MEANING = {_handleof(getattr(MPI, name)): name for name in ("REPLACE", 
 
 
 def as_reduction(op: str, reduction: Any) -> Reduction:
-    """Return the :class:`Reduction` of an mpi4py reduction, or ``MEAN`` if the operation has it.
-
-    Raises:
-        TypeError: if it is not an mpi4py reduction, or not one of arrays.
-    """
+    """Return the :class:`Reduction` of an mpi4py reduction, or ``MEAN`` if the operation has it."""
     found = _constants.get(id(reduction))
     if found is None and isinstance(reduction, MPI.Op):
         found = _reductions.get(_handleof(reduction))
@@ -424,11 +416,7 @@ def as_reduction(op: str, reduction: Any) -> Reduction:
 
 
 def as_status(op: str, status: Any) -> Status | None:
-    """Return the :class:`Status` of an mpi4py status, or None.
-
-    Raises:
-        TypeError: if it is not an mpi4py status.
-    """
+    """Return the :class:`Status` of an mpi4py status, or None."""
     if status is None:
         return None
     if not isinstance(status, MPI.Status):

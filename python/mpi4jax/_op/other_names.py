@@ -78,11 +78,7 @@ def missing_from(module: str, public: Iterable[str]) -> Callable[[str], Any]:
 
 
 def check_keywords(op: str, given: dict[str, Any]) -> None:
-    """Raise an error for an argument that only other packages have.
-
-    Raises:
-        TypeError: if there is such an argument.
-    """
+    """Raise an error for an argument that only other packages have."""
     if given and not given.keys().isdisjoint(_KEYWORDS):
         name = next(name for name in given if name in _KEYWORDS)
         raise TypeError(

@@ -25,11 +25,7 @@ def _is_key(x: Any) -> bool:
 
 
 def check_template(op: str, argument: str, tree: Any) -> None:
-    """Raise an error for a shape in place of a template, because it is a pytree of integers.
-
-    Raises:
-        TypeError: if it is a tuple or list of Python integers.
-    """
+    """Raise an error for a shape in place of a template, because it is a pytree of integers."""
     if type(tree) in (tuple, list) and tree and all(type(n) is int for n in tree):
         raise TypeError(
             f"{op}: argument '{argument}' must be a template, an array or a pytree of arrays, got "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast, overload
 
 import jax
@@ -31,21 +30,6 @@ def _handles(name: str, request: Any) -> tuple[Any, ...]:
                 "on unchanged, and wait inside the vmap in which the operation was started"
             )
     return handles
-
-
-def _wait(kind: RequestKind, handles: Sequence[Any], counts: Sequence[Any]) -> Any:
-    """Bind the wait once per dtype, with the same counts."""
-    spec, p = kind.spec, dict(kind.params)
-    if kind.tree_type is None:
-        wait_p.bind(*handles, of=kind.op, buffers=(), derived=False, **p)
-        return None
-    before, after = first_axes(spec, p)
-    results = {}
-    for dtype, buffers, handle in zip(kind.tree_type.groups, kind.buffers, handles, strict=True):
-        q = {**p, **arity_of([buffers])}
-        out = wait_p.bind(handle, *counts, of=kind.op, buffers=buffers, derived=False, **q)
-        results[dtype] = pvary_results(spec, p, out)
-    return kind.tree_type.from_results(results, before, after) if spec.returns else None
 
 
 def wait(request: Request[R], *, after: Any = None) -> R:
@@ -84,12 +68,22 @@ def wait(request: Request[R], *, after: Any = None) -> R:
 
 def _result(request: Request[Any], dependences: list[Any]) -> Any:
     """Return what an operation gives, that is waited for after these dependences: handles of
-    nothing."""
+    nothing. The wait is bound once per dtype, with the same counts."""
     if isinstance(request, CompositeRequest):
         return request._result([_result(each, dependences) for each in request._requests])
-    kind, counts = request._kind, request._counts()
-    handles = tuple(sum(dependences, handle) for handle in request._all_handles())
-    return _wait(kind, handles, counts)
+    kind: RequestKind = request._kind
+    handles = [sum(dependences, handle) for handle in request._all_handles()]
+    spec, p = kind.spec, {**dict(kind.params), "of": kind.op, "derived": False}
+    if kind.tree_type is None:
+        wait_p.bind(*handles, buffers=(), **p)
+        return None
+    results = {}
+    for dtype, buffers, handle in zip(kind.tree_type.groups, kind.buffers, handles, strict=True):
+        q = {**p, **arity_of([buffers]), "buffers": buffers}
+        out = wait_p.bind(handle, *request._counts(), **q)
+        results[dtype] = pvary_results(spec, p, out)
+    before, after = first_axes(spec, p)
+    return kind.tree_type.from_results(results, before, after) if spec.returns else None
 
 
 @overload

@@ -87,11 +87,7 @@ def _load_native(mpi: ModuleType) -> None:
 
 
 def load_mpi() -> None:
-    """Import ``mpi4py.MPI``, or raise an error that says why this fails.
-
-    Raises:
-        ImportError: if there is no mpi4py, or no MPI library.
-    """
+    """Import ``mpi4py.MPI``, or raise an error that says why this fails."""
     try:
         from mpi4py import MPI  # noqa: F401 - loads MPI and, by default, initializes it
     except ModuleNotFoundError as error:
