@@ -114,19 +114,15 @@ def test_two_level(example):
     assert two < jacobi < none
 
 
-def test_multigrid_does_not_depend_on_the_ranks(example):
-    found = []
-    for ranks in (1, 3):
-        printed = example(ranks, "multigrid.py", "--levels", "2", "--steps", "20")
-        none, cycle = map(int, re.findall(r"(\d+) iterations, TOLERANCE", printed))
-        assert cycle < none / 4
-        gradient, difference, first, last = map(float, re.findall(r"-?\d\S+e-\d+", printed))
-        np.testing.assert_allclose(gradient, difference, rtol=1e-2)
-        assert last < first / 50
-        error = float(re.search(r"conductivity (\S+)", printed)[1])
-        assert error < 0.4
-        found.append((gradient, first, last, error))
-    np.testing.assert_allclose(*found, rtol=1e-3)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_multigrid_does_not_depend_on_the_ranks(example, ranks):
+    printed = example(ranks, "multigrid.py", "--levels", "2", "--steps", "20")
+    none, cycle = map(int, re.findall(r"(\d+) iterations, TOLERANCE", printed))
+    assert cycle < none / 4
+    gradient, difference, first, last = map(float, re.findall(r"-?\d\S+e-\d+", printed))
+    np.testing.assert_allclose(gradient, difference, rtol=1e-3)
+    error = float(re.search(r"conductivity (\S+)", printed)[1])
+    np.testing.assert_allclose([first, last, error], [3.98e-4, 5.04e-6, 0.3655], rtol=5e-3)
 
 
 def shallow_water(example, ranks, path, *how, days="0.3"):
