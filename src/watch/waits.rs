@@ -193,20 +193,20 @@ mod tests {
         enter("A.Free".into(), Ranks::all(2));
         std::thread::spawn(|| enter("B.Free".into(), Ranks::all(2))).join().unwrap();
         let entered = Instant::now();
-        let job = Limit { seconds: 3.0, since: None };
-        let mut part = Limit { seconds: 1.5, since: Some(entered) };
+        let job = Limit { seconds: 90.0, since: None };
+        let mut part = Limit { seconds: 45.0, since: Some(entered) };
         let mut waits = Waits::default();
         let calls = |waits: &Waits| -> Vec<Wait> {
             waits.list.iter().filter(|wait| wait.need == Need::Call).cloned().collect()
         };
         let late = |waits: &Waits| calls(waits).iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
-        (0..3).for_each(|_| waits.update(1.0, &job));
+        (0..3).for_each(|_| waits.update(30.0, &job));
         let words: Vec<String> = calls(&waits).into_iter().map(|wait| wait.words).collect();
         assert_eq!(words, ["A.Free", "B.Free"]);
         assert_eq!(late(&waits), [false; 2]);
-        waits.update(1.0, &part);
-        assert_eq!(late(&waits), [false; 2], "they have waited for 4 s, but not in this part");
-        part.since = entered.checked_sub(Duration::from_secs(2));
+        waits.update(30.0, &part);
+        assert_eq!(late(&waits), [false; 2], "they have waited for 120 s, but not in this part");
+        part.since = entered.checked_sub(Duration::from_secs(60));
         waits.update(1.0, &part);
         assert_eq!(late(&waits), [true; 2]);
         leave();
