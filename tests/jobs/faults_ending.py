@@ -123,11 +123,11 @@ FAULTS = {
         "f = mpi4jax.jit(lambda x: nt.allreduce(x, MPI.SUM)).lower(x).compile()\n"
         "pids = comm.allgather(os.getpid())\n"
         "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
-        "else: threading.Timer(12, os.kill, (pids[1], signal.SIGCONT)).start()\n"
+        "else: threading.Timer(14, os.kill, (pids[1], signal.SIGCONT)).start()\n"
         "wait(f(x)); print('the end')",
         ("the end",),
         status=0,
-        env={"MPI4JAX_TIMEOUT": "5"},
+        env={"MPI4JAX_TIMEOUT": "8"},
         silent=("has not completed",),
     ),
     # ---- Arguments
