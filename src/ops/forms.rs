@@ -18,6 +18,8 @@ const OF_PLAN: &str = ", of ghosts.Plan ";
 const IN_SHARD_MAP: &str = ", in shard_map of ";
 /// Between a line and forms. It is no control character, which the board would escape.
 const BEHIND: char = '\u{241f}';
+/// Of a collective in a `shard_map` over several axes: the other axes over which its operand varies, as `collectives.py` writes it.
+const OPERAND: &str = ", with an operand that ";
 
 impl Forms {
     /// What a collective belongs to, for reports: `, of ghosts.Plan 2, in shard_map of f([0]: float32[3] P('i'))`. It is equal on all
@@ -43,6 +45,12 @@ impl Forms {
     pub fn found_in(words: &str) -> &str {
         let found = [OF_PLAN, IN_SHARD_MAP].into_iter().filter_map(|start| words.find(start)).min();
         found.map_or("", |start| &words[start..])
+    }
+
+    /// Whether operations that ranks call, in words, differ in the other axes over which their operands vary.
+    pub fn are_of_other_axes(one: &str, other: &str) -> bool {
+        let operand = |words: &str| words.split_once(OPERAND).map(|(_, operand)| operand.to_owned());
+        operand(one).zip(operand(other)).is_some_and(|(one, other)| one != other)
     }
 
     /// Whether what a collective belongs to, in words, is a plan.
@@ -71,5 +79,13 @@ mod tests {
             assert_eq!(Forms::are_of_plan(expected), sent.contains("Plan"));
         }
         assert_eq!(Forms::split(&format!("a.py:1{}", Forms::default().behind_line())), ("a.py:1", ""));
+    }
+
+    #[test]
+    fn operands_vary_over_other_axes() {
+        let [one, other] = ["varies over 'b'", "is replicated over 'b'"]
+            .map(|operand| format!("allreduce #1, in shard_map of f(), with an operand that {operand}"));
+        assert!(Forms::are_of_other_axes(&one, &other));
+        assert!(!Forms::are_of_other_axes(&one, &one) && !Forms::are_of_other_axes(&one, "scan #1"));
     }
 }

@@ -302,9 +302,13 @@ fn texts(call: &Call, running: &Running, rank: i32) -> [(i32, String); 2] {
 fn listed(texts: &[(i32, String)]) -> String {
     let mut texts = texts.to_vec();
     texts.sort();
-    texts.iter().map(|(rank, text)| format!("\n  rank {rank}: {text}")).collect()
+    let lines: String = texts.iter().map(|(rank, text)| format!("\n  rank {rank}: {text}")).collect();
+    let [(_, one), (_, other)] = &texts[..] else { return lines };
+    if Forms::are_of_other_axes(one, other) { lines + OTHER_ORDER } else { lines }
 }
 
+const OTHER_ORDER: &str = "\n  The ranks run collectives over the axes of the mesh in different orders: write the names of the axes in \
+     a list. A loop over a set of names has another order in each process";
 const OFF: &str = "(MPI4JAX_CHECK=0: they are not compared)";
 const WHY_MIXED: &str = "ranks may also use the communicator through mpi4py, so the job goes on";
 const WHY_FORM: &str =

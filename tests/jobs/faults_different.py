@@ -8,6 +8,7 @@ AFTERWARDS = r"the operations of the ranks do not match \(MPI4JAX_CHECK=0"
 OF_FUNCTION = r"in shard_map of <lambda>\(\[0\]: float32"
 # On a communicator that the program may use through mpi4py too: the job goes on.
 MAYBE = "the operations of the ranks may not match"
+LOOP = "jax.jit(lambda x: jax.lax.fori_loop(0, 2, lambda _, y: y + f(x), jnp.zeros_like(x)))"
 # The program has not asked for the default communicator.
 LATE = {"LATE": "1"}
 
@@ -105,6 +106,41 @@ FAULTS = {
         env=LATE,
         status=1,
         silent=("WRONG",),
+    ),
+    **{
+        f"sums over axes of a mesh in another order, {words}": Fault(
+            "mesh = nt.Mesh((2, 2), ('i', 'j'))\n"
+            "P, axes = jax.sharding.PartitionSpec, ('j', 'i') if rank == 3 else ('i', 'j')\n"
+            "f = lambda x: [x := jax.lax.psum(x, axis) for axis in axes][-1]\n"
+            "f = nt.shard_map(f, mesh=mesh, in_specs=P('i', 'j'), out_specs=P())\n"
+            f"print('WRONG', wait({call}(jnp.ones((3, 3)))))",
+            (
+                AFTERWARDS,
+                rf"rank 3: .*comm\([ij]\), .*:{FIRST_LINE + 2}, {OF_FUNCTION}.*that varies over",
+                rf"rank [12]: .*comm\([ij]\), .*:{FIRST_LINE + 2}, {OF_FUNCTION}.*is replicated",
+                "in different orders: write the names of the axes in a list",
+            ),
+            ranks=4,
+            env=LATE,
+            status=1,
+            silent=("WRONG",),
+        )
+        for words, call in [("jitted", "jax.jit(f)"), ("eager", "f"), ("loop", LOOP)]
+    },
+    "messages along axes of a mesh in another order": Fault(
+        "mesh = nt.Mesh((2, 2), ('i', 'j'))\n"
+        "P, axes = jax.sharding.PartitionSpec, ('j', 'i') if rank == 3 else ('i', 'j')\n"
+        "f = lambda x: [x := x + jax.lax.ppermute(x, axis, [(0, 1)]) for axis in axes][-1]\n"
+        "f = nt.shard_map(f, mesh=mesh, in_specs=P('i', 'j'), out_specs=P('i', 'j'))\n"
+        "g = jax.jit(jax.grad(lambda x: f(x).sum()))\n"
+        "wait(g(x[None])); comm.Barrier(); wait(g(x[None]))",
+        (
+            "shard_map: the ranks run the collectives of '<lambda>' in different orders",
+            r"on this rank ppermute over \['i'\], ppermute over \['j'\]\.",
+        ),
+        ranks=4,
+        env=LATE,
+        status=0,
     ),
     # ---- Trees of as many bytes, whose leaves would be taken for each other
     **{

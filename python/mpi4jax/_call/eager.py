@@ -22,6 +22,7 @@ from .. import _native
 from .._jax import compat
 from .._job.flush import last, started_here
 from .._op.comm import Reduction, Status, unmade
+from .._op.manual import boundary
 from .._op.packing import bind_trees, check_summands, holds_numpy, leaf_paths, pack_arguments
 from .._op.primitive import OPERANDS
 from .._op.spec import OFFSET, PEERS, SPECS, Call, Params, Spec
@@ -178,7 +179,9 @@ def _with_defaults(spec: Spec, p: Params) -> Params:
 
 def run(call: Call) -> Any:
     """Run an operation at once, and return its result or None."""
-    spec, p = SPECS[call.op], call.params
+    spec, p = SPECS[call.op], dict(call.params)
+    if boundary():  # of the `shard_map` around the call, which ranks compare
+        p["spmd"] = boundary()
     started_here()
     args: Sequence[Any] = call.arrays
     leaves, structure = args, None
@@ -192,7 +195,7 @@ def run(call: Call) -> Any:
             trees = [jax.tree.flatten(each.tree_type.from_leaves(each.leaves)) for each in messages]
         for _, each in trees:
             check_summands(spec, p, each)
-        p = {**p, "leaves": tuple(map(leaf_paths, args, (s for _, s in trees)))}
+        p["leaves"] = tuple(map(leaf_paths, args, (s for _, s in trees)))
         args, structure = [each for each, _ in trees], trees[-1][1]
     run_it = run_program if _reads_operands() else run_without_operand
     try:

@@ -1,5 +1,6 @@
-"""A warning if an argument that should be this rank's block is the same array on all ranks, or if
-one that should be the same array is not.
+"""A warning if an argument that should be this rank's block is the same array on all ranks, if one
+that should be the same array is not, or if ranks run the collectives of a function in different
+orders.
 
 A program for devices passes the whole array to its `shard_map`. When a function is first called,
 the ranks along the axes that shard an argument send a hash of their blocks to the first of them.
@@ -47,6 +48,7 @@ class Block(NamedTuple):
         comm: a communicator for these hashes alone.
         ranks: the ranks of ``comm`` that have the blocks of the array.
         is_whole: whether they should have the same array.
+        digest: what is compared in place of the array.
     """
 
     function: str
@@ -55,13 +57,14 @@ class Block(NamedTuple):
     comm: MPI.Intracomm
     ranks: tuple[int, ...]
     is_whole: bool = False
+    digest: bytes | None = None
 
     @property
     def key(self) -> tuple[str, str]:
         return self.function, self.argument
 
 
-_noted: dict[int, tuple[Any, Block]] = {}  # by the ids of variables
+_noted: dict[int, tuple[Any, list[Block]]] = {}  # by the ids of variables
 _known: dict[tuple[int, Any], dict[int, bytes]] = {}  # hashes, by communicator and key
 _expected: dict[tuple[int, Any], Block] = {}  # where this rank is the first
 _warned: set[str] = set()  # functions
@@ -80,13 +83,15 @@ def taken() -> Iterator[None]:
 
 def note(x: Any, block: Block) -> None:
     """Compare an array, or that of an argument of a compiled function when it is first called."""
-    x = None if _state.is_off else traces.origin(x)
+    if _state.is_off:
+        return
+    x = traces.origin(x)
     if not isinstance(x, Var):
         compare([(x, block)])
     else:
         if len(_noted) > 1024:  # of functions that were traced and not compiled
             _noted.clear()
-        _noted[id(x)] = x, block
+        _noted.setdefault(id(x), (x, []))[1].append(block)
 
 
 def noted(jaxpr: Jaxpr) -> list[tuple[int, Block]]:
@@ -94,7 +99,7 @@ def noted(jaxpr: Jaxpr) -> list[tuple[int, Block]]:
     n, found = len(jaxpr.invars), []
     for k, v in enumerate(jaxpr.invars):
         if id(v) in _noted:
-            found.append((k - n, _noted.pop(id(v))[1]))
+            found += [(k - n, block) for block in _noted.pop(id(v))[1]]
     return found
 
 
@@ -102,7 +107,8 @@ def compare(arrays: Sequence[tuple[Any, Block]]) -> None:
     """Send the hashes of arrays to the first rank, or expect them there."""
     for x, block in arrays:
         key, rank = (MPI._handleof(block.comm), block.key), block.comm.rank
-        digest = None if key in _known and rank in _known[key] else _digest(x)
+        is_known = key in _known and rank in _known[key]
+        digest = None if is_known else block.digest or _digest(x)
         if digest is None:
             continue
         _known.setdefault(key, {})[rank] = digest

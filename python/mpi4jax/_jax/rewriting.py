@@ -25,7 +25,8 @@ from .functions import HOLDS, equations, inner_jaxprs, opened, with_functions
 from .named_axes import axes_of, inside, is_plain, plain, value_of
 from .rules import RULES
 
-Collective = Callable[..., Sequence[Any]]  # (params, operands) -> results
+# (parameters, operands, and their types inside of the mesh) -> results
+Collective = Callable[..., Sequence[Any]]
 
 # The equation of a jitted function of two operands and three results.
 _JIT = jax.make_jaxpr(jax.jit(lambda x, y: (x + y, x - y, x * y)))(0.0, 0.0).eqns[-1].params
@@ -331,9 +332,11 @@ class Rewriter:
             new._vary, new._of_axes = self._vary, {}
         return self._of_axes[axes]
 
-    def _pvary(self, varied: frozenset[str], p: dict[str, Any], xs: list[Any]) -> Sequence[Any]:
+    def _pvary(
+        self, varied: frozenset[str], p: dict[str, Any], xs: list[Any], types: Sequence[Any] = ()
+    ) -> Sequence[Any]:
         rest = tuple(name for name in axes_of(p) if name not in varied)
-        return self._vary({"axes": rest}, xs) if rest else xs
+        return self._vary({"axes": rest}, xs, types) if rest else xs
 
     def _varied(self, eqn: Any, ins: list[Any], axes: frozenset[str]) -> list[Any]:
         """Return the operands of an equation, varying over the axes, too."""
@@ -352,7 +355,8 @@ class Rewriter:
         types = [v.aval for v in ins]
         key: Any = None
         if eqn.primitive.name in self.collectives:
-            key = eqn.primitive, *types, *eqn.params.items()
+            varying = (compat.varying_axes(v.aval) for v in eqn.invars)
+            key = eqn.primitive, *types, *varying, *eqn.params.items()
             try:
                 if key in self._equations:
                     return self._equations[key]
@@ -369,7 +373,7 @@ class Rewriter:
         primitive, params = eqn.primitive, eqn.params
         collective = self.collectives.get(primitive.name)
         if collective is not None:
-            return collective(params, ins)
+            return collective(params, ins, [v.aval for v in eqn.invars])
         if primitive.name in RULES:
             return RULES[primitive.name](self, eqn, ins)
         if primitive is primitives.jit_p:

@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import Jaxpr
 from jax.sharding import PartitionSpec
 
 from .._check import whole_arrays
 from .._functions.assert_equal import assert_alike
+from .._jax import named_axes
+from .._jax.functions import equations
 from .._job.watch import compares, compares_before
 from .._op.packing import as_array
-from .collectives import mentioned
+from .collectives import LOCAL, mentioned, names_in_words
 from .mesh import Mesh
 
 _MOST = 160  # characters
@@ -37,10 +40,6 @@ def boundary_of(name: str, args: Any, specs: Sequence[Any]) -> str:
     if len(text) > _MOST:
         text = f"{text[:_MOST]}... ({len(leaves)} arrays, {zlib.crc32(text.encode()):08x})"
     return f"{name}({text})"
-
-
-def _list(axes: Sequence[str]) -> str:
-    return ", ".join(map(repr, axes))
 
 
 def _short(x: Any) -> str:
@@ -67,7 +66,7 @@ def assert_replicated(
             along.setdefault(over, {})[kind + jax.tree_util.keystr(path)] = as_array(x)
     for over, named in along.items():
         if over:
-            words = f"{op}, arrays that are not sharded along {_list(over)}"
+            words = f"{op}, arrays that are not sharded along {names_in_words(over)}"
             assert_alike(words, [*named], [*named.values()], mesh.comm(over))
 
 
@@ -79,17 +78,46 @@ def note_blocks(mesh: Mesh, name: str, text: str, args: Any, specs: Sequence[Any
         over = tuple(axis for axis in mentioned(spec) if mesh.shape[axis] > 1)
         ranks = mesh._ranks_of(over)
         if over and ranks[0] == 0:
+            argument = jax.tree_util.keystr(path)
             words = (
-                f"shard_map: argument {jax.tree_util.keystr(path)} of {name!r} is the same array "
-                f"on all {len(ranks)} ranks along {_list(over)}, but its spec {spec} means that "
-                "each rank passes its own block. If these are whole arrays, pass "
+                f"shard_map: argument {argument} of {name!r} is the same array on all {len(ranks)} "
+                f"ranks along {names_in_words(over)}, but its spec {spec} means that each rank "
+                "passes its own block. If these are whole arrays, pass "
                 f"mpi4jax.sharding.cut(x, {spec}, mesh=mesh) instead, or use "
                 "mpi4jax.sharding.shard_map, which takes whole arrays. If blocks are equal on "
                 "purpose, warnings.filterwarnings('ignore', message='shard_map: argument') "
                 "silences this"
             )
-            argument = jax.tree_util.keystr(path)
             whole_arrays.note(x, whole_arrays.Block(text, argument, words, mesh._hashes, ranks))
+
+
+def note_order(mesh: Mesh, name: str, text: str, args: Any, jaxpr: Jaxpr) -> None:
+    """Compare the order of collectives over different axes, when a compiled function is called.
+
+    What ranks compare at each collective finds only sums in different orders. The order is known
+    where a function is traced as a whole, and ranks need not do that. Other differences are no
+    mistake: only one order of the same collectives is compared with another.
+    """
+    order = [
+        f"{eqn.primitive.name} over {sorted(named_axes.axes_of(eqn.params))}"
+        for eqn in equations(jaxpr)
+        if named_axes.axes_of(eqn.params) and eqn.primitive.name not in LOCAL
+    ]
+    if not compares() or len(set(order)) < 2 or len(mesh.axis_names) < 2:
+        return
+    words = (
+        f"shard_map: the ranks run the collectives of {name!r} in different orders: on this rank "
+        f"{', '.join(order)[:_MOST]}. The results are wrong if one of them uses the result of "
+        "another one. Write the names of axes in a list: a loop over a set of names has another "
+        "order in each process"
+    )
+    digest, ranks = ", ".join(order).encode(), tuple(range(mesh.size))
+    block = whole_arrays.Block(
+        f"order in {text}", str(sorted(order)), words, mesh._hashes, ranks, True, digest
+    )
+    for x in jax.tree.leaves(args):
+        if isinstance(x, jax.core.Tracer):
+            whole_arrays.note(x, block)
 
 
 def check_whole(mesh: Any, name: str, args: Any) -> None:

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from mpi4py import MPI
 
 from .. import ops
-from .._jax import named_axes
+from .._jax import compat, named_axes
 from .._op.comm import as_comm, as_reduction
 from .._op.manual import of_all_ranks
 from .._op.packing import bind_trees
@@ -42,6 +42,7 @@ from .mesh import Mesh
 from .pvary import pvary, shared
 
 Params = dict[str, Any]
+Collective = Callable[[Params, list[Any]], Sequence[Any]]
 
 
 class Reduction(NamedTuple):
@@ -185,7 +186,7 @@ class Collectives:
         self.mesh, self.axes, self.check_vma, self.boundary = mesh, axes, check_vma, boundary
         self._groups: dict[Any, Group] = {}
 
-    def table(self) -> dict[str, Callable[[Params, list[Any]], Sequence[Any]]]:
+    def table(self) -> dict[str, Callable[..., Sequence[Any]]]:
         """Return the table, by the names of JAX's primitives."""
         found: Params = {
             **dict.fromkeys(SUMS, functools.partial(self.reduced, SUM)),
@@ -206,7 +207,34 @@ class Collectives:
         others = ("all_gather", "all_gather_reduced", "all_to_all", "ppermute", "pbroadcast")
         for name in (*SUMS, *SCATTERS, *others):
             found |= {f"{name}_start": found[name], f"{name}_done": lambda p, xs: xs}
-        return {name: of_all_ranks(f, self.boundary) for name, f in found.items()}
+        return {name: functools.partial(self._alike, f) for name, f in found.items()}
+
+    def _alike(
+        self, f: Collective, p: Params, xs: list[Any], types: Sequence[Any] = ()
+    ) -> Sequence[Any]:
+        """Evaluate a collective with the words that ranks compare: the function around it, and the
+        other axes over which its operands vary, if their types are given."""
+        return of_all_ranks(f, self.boundary + self._others(p, types))(p, xs)
+
+    def _others(self, p: Params, types: Sequence[Any]) -> str:
+        """Return in words over which other axes operands vary.
+
+        These differ between ranks that run collectives in different orders: what has been summed
+        over 'b' on one rank alone does not vary over 'b' there.
+        """
+        over = named_axes.axes_of(p)
+        others = [a for a, n in self.mesh.shape.items() if n > 1 and a not in over]
+        if not (over and others and types and self.check_vma):
+            return ""
+        varying = [compat.varying_axes(aval) for aval in types]
+        found = {tuple(name for name in others if name in axes) for axes in varying}
+        words = [
+            f"varies over {names_in_words(axes)}"
+            if axes
+            else f"is replicated over {names_in_words(others)}"
+            for axes in sorted(found)
+        ]
+        return f", with an operand that {' and one that '.join(words)}"
 
     def group(self, p: Params) -> Group:
         axes, groups = named_axes.axes_of(p), p.get("axis_index_groups")
@@ -317,6 +345,10 @@ class Collectives:
 def mentioned(spec: Any) -> list[str]:
     """Return the axes of a `PartitionSpec`."""
     return [name for entry in spec for name in names_of(entry)]
+
+
+def names_in_words(axes: Sequence[str]) -> str:
+    return ", ".join(map(repr, axes))
 
 
 def names_of(entry: Any) -> tuple[str, ...]:

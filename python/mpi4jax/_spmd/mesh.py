@@ -261,7 +261,9 @@ def _shapes(axis_shapes: Any, known: Comm, names: tuple[str, ...]) -> tuple[int,
     if axis_shapes is None:
         comm = known.mpi
         axis_shapes = comm.dims if isinstance(comm, MPI.Cartcomm) else (known.size,)
-    if np.ndim(axis_shapes) != 1 or np.asarray(axis_shapes).dtype == object:
+    # An array that contains 0 has numbers of devices, and no sizes.
+    is_array = isinstance(axis_shapes, np.ndarray) and 0 in axis_shapes
+    if is_array or np.ndim(axis_shapes) != 1 or np.asarray(axis_shapes).dtype == object:
         raise TypeError(
             "Mesh: argument 'axis_shapes' must be the number of ranks along each axis, as of "
             "jax.make_mesh, got an array such as jax.sharding.Mesh takes, of devices; use "

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from .._check.whole_arrays import look
 from .._jax import blocks, compat, named_axes, rewriting
 from .._op import manual
-from .boundary import assert_replicated, boundary_of, note_blocks
+from .boundary import assert_replicated, boundary_of, note_blocks, note_order
 from .collectives import LOCAL, MANY, Collectives, names_of
 from .mesh import Mesh, current
 
@@ -204,6 +204,7 @@ def _evaluate(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any)
     out_specs = eqn.params["out_specs"]
     note_blocks(mesh, name, text, args, specs)
     if evaluation is None:
+        note_order(mesh, name, text, args, eqn.params["jaxpr"])
         assert_same("constants", closed.consts, [PartitionSpec()] * len(closed.consts))
         outs = world.staged(name, closed, values)
     else:
@@ -286,7 +287,11 @@ def _axes_of_ops(mesh: Mesh, axes: frozenset[str], check_vma: bool) -> manual.Ax
 
 
 def _nested(
-    rewriter: rewriting.Rewriter, collectives: Collectives, p: dict[str, Any], ins: list[Any]
+    rewriter: rewriting.Rewriter,
+    collectives: Collectives,
+    p: dict[str, Any],
+    ins: list[Any],
+    types: Sequence[Any],
 ) -> list[Any]:
     """Evaluate a nested `shard_map`.
 
