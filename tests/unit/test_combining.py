@@ -26,13 +26,16 @@ def rewritten(f, n=1, combine=True, limit=None, monkeypatch=None):
     operands = []
 
     def times(factor):
-        def evaluate(p, xs):
+        def evaluate(p, xs, types):
             operands.append(len(xs))
             return [factor * x for x in xs]
 
         return evaluate
 
-    table = {name: times(10) for name in SUMS} | {"pmax": times(3), "pvary": lambda p, xs: xs}
+    table = {name: times(10) for name in SUMS} | {
+        "pmax": times(3),
+        "pvary": lambda p, xs, types: xs,
+    }
     many = {**dict.fromkeys((*SUMS, "pmax"), True), "pvary": False} if combine else {}
     local = frozenset({"pvary"})
     refuse = lambda *words: NotImplementedError(*words)

@@ -51,12 +51,12 @@ def rewritten(f, made=None):
     closed, _ = named_axes.trace_shard_map(f, [jax.ShapeDtypeStruct((6,), np.float32)], **how)
     (eqn,) = (e for e in closed.jaxpr.eqns if e.primitive is named_axes.shard_map_p)
 
-    def ten_times(p, xs):
+    def ten_times(p, xs, types):
         if made is not None:
             made.extend(xs)
         return [10 * x for x in xs]
 
-    table = {"psum": ten_times, "psum_invariant": ten_times, "pvary": lambda p, xs: xs}
+    table = {"psum": ten_times, "psum_invariant": ten_times, "pvary": lambda p, xs, types: xs}
     rewriter = rewriting.Rewriter(mesh, table, lambda *names: NotImplementedError(*names), True)
     return rewriter.function(ClosedJaxpr(eqn.params["jaxpr"], ()))
 
