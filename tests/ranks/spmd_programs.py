@@ -15,6 +15,7 @@ import spmd_collectives  # noqa: F401 - each adds its programs
 import spmd_inside  # noqa: F401
 import spmd_models  # noqa: F401
 import spmd_random  # noqa: F401
+import spmd_random_grid  # noqa: F401
 from spmd import PROGRAMS, arguments, meshes, results
 
 

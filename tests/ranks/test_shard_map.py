@@ -88,6 +88,16 @@ def test_ranks_as_devices_outside_of_jit(name, grid, on_devices):
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name, grid, on_devices",
+    cases("grids", [case for case in ON_GRIDS if case[0].startswith("random")][::2]),
+    indirect=["on_devices"],
+)
+def test_ranks_of_a_grid_as_devices_outside_of_jit(name, grid, on_devices):
+    compare(name, grid, on_devices, jit=lambda f: f)
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name, grid, on_devices", cases("lines", CHECKED), indirect=["on_devices"])
 def test_ranks_as_devices_with_checks_of_jax(name, grid, on_devices):
     """JAX checks the types in each function that it makes of what is rewritten."""

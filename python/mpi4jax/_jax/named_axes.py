@@ -96,4 +96,5 @@ def value_of(literal: Literal) -> Any:
     """Return a number as a literal of a jaxpr, without a mesh."""
     if is_plain(jax.typeof(literal.val)):
         return literal.val
-    return literal.val.item() if literal.aval.weak_type else np.asarray(literal.val)
+    # A scalar of NumPy's, because JAX takes no array of NumPy's for a constant of a trace.
+    return literal.val.item() if literal.aval.weak_type else np.asarray(literal.val)[()]
