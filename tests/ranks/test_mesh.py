@@ -81,6 +81,7 @@ def test_the_mesh_of_a_with_statement():
         (lambda: mpi4jax.Mesh(axis_types=(AxisType.Manual,)), NotImplementedError, "AxisType.Auto"),
         (lambda: mpi4jax.Mesh(np.array(jax.devices())), TypeError, r"use mpi4jax.Mesh\(\(1,\), "),
         (lambda: mpi4jax.Mesh(jax.devices(), ("x",)), TypeError, r"use mpi4jax.Mesh\(\(1,\), "),
+        (lambda: mpi4jax.Mesh(np.arange(4), ("x",)), TypeError, r"use mpi4jax.Mesh\(\(4,\), "),
         (lambda: mpi4jax.Mesh().comm("k"), ValueError, r"axes of the mesh, \('i',\); got 'k'"),
         (lambda: NamedSharding(mpi4jax.Mesh(), P("i")), AttributeError, "not devices"),
     ],
