@@ -92,6 +92,7 @@ class Rewriter:
         self._equations: dict[Any, ClosedJaxpr] = {}  # what equations of collectives become
         self._contexts: dict[Any, Any] = {}
         self._vary = collectives["pvary"]
+        self._diverged: frozenset[str] = frozenset()  # in a branch that some ranks along these take
         self._of_axes: dict[frozenset[str], Rewriter] = {}
         self._types: dict[Any, Any] = {}
 
@@ -99,8 +100,14 @@ class Rewriter:
     def apart(self) -> Rewriter:
         """The same, which combines nothing: of functions that are linear in some of their operands,
         which JAX transposes equation by equation."""
+        return self._changed(many={})
+
+    def _changed(self, **changes: Any) -> Rewriter:
+        """Return another rewriter, which has no function in common with this one."""
         new = copy.copy(self)
-        new.many, new._functions, new._equations = {}, weakref.WeakKeyDictionary(), {}
+        vars(new).pop("apart", None)
+        none = {"_functions": weakref.WeakKeyDictionary(), "_equations": {}, "_of_axes": {}}
+        vars(new).update(none, **changes)
         return new
 
     @contextlib.contextmanager
@@ -326,23 +333,20 @@ class Rewriter:
         """The same for functions that some ranks along these axes call: their arguments vary over
         the axes, so that the sums of the reverse mode are outside."""
         if axes not in self._of_axes:
-            new = self._of_axes[axes] = copy.copy(self)
-            new._functions, new._equations = weakref.WeakKeyDictionary(), {}
-            new.collectives = {**self.collectives, "pvary": functools.partial(new._pvary, axes)}
-            new._vary, new._of_axes = self._vary, {}
+            new = self._changed(_diverged=self._diverged | axes)
+            new.collectives = {**self.collectives, "pvary": new._pvary, "preduced": new._pvary}
+            self._of_axes[axes] = new
         return self._of_axes[axes]
 
-    def _pvary(
-        self, varied: frozenset[str], p: dict[str, Any], xs: list[Any], types: Sequence[Any] = ()
-    ) -> Sequence[Any]:
-        rest = tuple(name for name in axes_of(p) if name not in varied)
+    def _pvary(self, p: dict[str, Any], xs: list[Any], types: Sequence[Any] = ()) -> Sequence[Any]:
+        rest = tuple(name for name in axes_of(p) if name not in self._diverged)
         return self._vary({"axes": rest}, xs, types) if rest else xs
 
     def _varied(self, eqn: Any, ins: list[Any], axes: frozenset[str]) -> list[Any]:
         """Return the operands of an equation, varying over the axes, too."""
         rest = [axes - compat.varying_axes(v.aval) for v in eqn.invars]
         return [
-            self._vary({"axes": tuple(sorted(names))}, [x])[0] if names else x
+            self.collectives["pvary"]({"axes": tuple(sorted(names))}, [x], ())[0] if names else x
             for x, names in zip(ins, rest, strict=True)
         ]
 
