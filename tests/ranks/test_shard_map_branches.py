@@ -44,16 +44,28 @@ def solve(x, w):
     return lax.cond(lax.axis_index("a") == 0, solved, lambda y, w: 2 * y, y, w)
 
 
+def solve_with_replicated(x, w):
+    """JAX refuses its gradient, unless `w` is made to vary first."""
+    y = lax.cond(lax.axis_index("a") == 0, solved, lambda y, w: 2 * y, x, w)
+    return solved(y, w) + solved(x, lax.psum(w * x.sum(), "b"))
+
+
 def expected(f, x, w):
     """The same on the blocks of all ranks, which are rows: (0, 0), (0, 1), (1, 0), (1, 1)."""
     if f is solve:
         y = solved(x, w)
         return jnp.concatenate([solved(y[:2], w), 2 * y[2:]])
+    if f is solve_with_replicated:
+        y = jnp.concatenate([solved(x[:2], w), 2 * x[2:]])
+        sums = w * jnp.repeat(x.reshape(2, 4).sum(1), 2)[:, None]
+        return solved(y, w) + solved(x, sums)
     return jnp.stack([x[0] * w, x[1] + w, 2 * x[2], 2 * x[3]])
 
 
 @pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
-@pytest.mark.parametrize("f", [nested, nested_over_both, solve], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "f", [nested, nested_over_both, solve, solve_with_replicated], ids=lambda f: f.__name__
+)
 def test_gradients_of_branches(f, jit):
     mesh, spec = mpi4jax.Mesh((2, 2), ("a", "b"), comm=COMM), P(("a", "b"))
     of_rank = mpi4jax.shard_map(f, mesh=mesh, in_specs=(spec, P()), out_specs=spec)

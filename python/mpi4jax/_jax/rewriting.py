@@ -106,7 +106,11 @@ class Rewriter:
         """Return another rewriter, which has no function in common with this one."""
         new = copy.copy(self)
         vars(new).pop("apart", None)
-        none = {"_functions": weakref.WeakKeyDictionary(), "_equations": {}, "_of_axes": {}}
+        none: dict[str, Any] = {
+            "_functions": weakref.WeakKeyDictionary(),
+            "_equations": {},
+            "_of_axes": {},
+        }
         vars(new).update(none, **changes)
         return new
 
@@ -388,8 +392,25 @@ class Rewriter:
         rewriter = self if primitive in HOLDS else self.apart
         if over := self._predicate_varies(eqn):
             rewriter, ins = self._diverging(over), self._varied(eqn, ins, over)
+        if primitive.name == "custom_linear_solve":
+            ins = self._solve_operands(eqn, ins)
         changed = with_functions(_without_shardings(params), rewriter.function)
         return compat.bind_with(primitive, changed, ins)
+
+    def _solve_operands(self, eqn: Any, ins: list[Any]) -> list[Any]:
+        """Return the operands of a linear solve with the types that its functions have.
+
+        JAX makes replicated constants of its functions vary where it binds the solve, and again in
+        the functions, which it has traced before. Their cotangents are then summed twice.
+        """
+        ins, k = list(ins), 0
+        for f, n in zip(eqn.params["jaxprs"], eqn.params["const_lengths"], strict=True):
+            for v, aval in zip(eqn.invars[k : k + n], f.in_avals if n else (), strict=False):
+                axes = compat.varying_axes(v.aval) - compat.varying_axes(aval) - self._diverged
+                if axes:
+                    (ins[k],) = self.collectives["shared"]({"axes": tuple(sorted(axes))}, [ins[k]])
+                k += 1
+        return ins
 
     def traced_inside(self, fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
         """Return what a function of JAX, such as a user's rule, does inside of the mesh."""

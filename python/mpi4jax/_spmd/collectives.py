@@ -202,6 +202,7 @@ class Collectives:
             "ppermute": self.ppermute,
             "ragged_all_to_all": self.ragged_all_to_all,
             "axis_index": self.axis_index,
+            "shared": self.shared,
         }
         # An asynchronous collective is the collective itself, complete where it starts.
         others = ("all_gather", "all_gather_reduced", "all_to_all", "ppermute", "pbroadcast")
@@ -328,9 +329,13 @@ class Collectives:
     def leave(self, y: Any, spec: Any) -> Any:
         """Return a result; all ranks along such an axis share its cotangent."""
         axes = () if self.check_vma else self.unmentioned(spec)
-        if not axes or not has_derivative(y) or self.group({"axes": axes}).size == 1:
-            return y
-        return shared(as_comm("shard_map", self.mesh.comm(axes)), y)
+        return self.shared({"axes": axes}, [y])[0] if axes else y
+
+    def shared(self, p: Params, xs: list[Any]) -> list[Any]:
+        """Return values whose cotangent ranks share; this is no collective of JAX."""
+        group = self.group(p)
+        comm = as_comm("shard_map", group.comm)
+        return [shared(comm, x) if group.size > 1 and has_derivative(x) else x for x in xs]
 
     def vary(self, x: Any, axes: Sequence[str]) -> Any:
         return self.group({"axes": axes}).varying([x])[0] if axes else x
