@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import config, core, mesh as mesh_lib
+from jax._src import config, core, dtypes, mesh as mesh_lib
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import AbstractMesh, AxisType
@@ -96,5 +96,10 @@ def value_of(literal: Literal) -> Any:
     """Return a number as a literal of a jaxpr, without a mesh."""
     if is_plain(jax.typeof(literal.val)):
         return literal.val
-    # A scalar of NumPy's, because JAX takes no array of NumPy's for a constant of a trace.
-    return literal.val.item() if literal.aval.weak_type else np.asarray(literal.val)[()]
+    # JAX takes neither numbers of Python nor arrays of NumPy for constants of a trace.
+    if literal.aval.weak_type:
+        number = literal.val.item()
+        return (
+            dtypes.canonicalize_value(number) if hasattr(dtypes, "canonicalize_value") else number
+        )
+    return np.asarray(literal.val)[()]
