@@ -23,9 +23,9 @@ pub fn keep(descriptor: RawFd) {
     }
 }
 
-/// For how long a line may take: standard error may be a pipe that is full, and that nobody reads. On a busy machine, a launcher
-/// that reads the pipe may take some seconds, and the job must not end before its report is out.
-const PATIENCE: Duration = Duration::from_secs(4);
+/// For how long a line may take: standard error may be a pipe that is full, and that nobody reads. A launcher on a busy machine may
+/// need more than a second to read it, and the job should not end before its report is out.
+const PATIENCE: Duration = Duration::from_millis(2500);
 
 /// Prints in one write to each, so that ranks do not mix their lines. Returns when that is done, or takes too long.
 pub fn print(text: &str) {

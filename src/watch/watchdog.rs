@@ -350,9 +350,14 @@ impl Observer {
         if limit.is_finite() && self.clock - self.halted_at < limit {
             return;
         }
-        self.late.insert(wait.id);
         let key = (self.watchdog.settings.rank, wait.id);
         let mut world = self.fresh_world(QuestionKind::End);
+        // A rank, also one of another host, may have been stopped meanwhile.
+        if world.values().any(|it| it.is_halted) {
+            self.halted_at = self.clock;
+            return;
+        }
+        self.late.insert(wait.id);
         let waits = world.get_mut(&key.0).map(|status| &mut status.waits);
         if let Some(found) = waits.and_then(|waits| waits.iter_mut().find(|it| it.id == wait.id)) {
             found.late = wait.late;
