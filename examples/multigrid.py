@@ -166,6 +166,7 @@ def main():
 
     log_k = jnp.zeros_like(x)
     first, gradient = misfit(log_k)
+    last = first
     slope = total(n**2 * gradient * truth)  # each rank has the gradient of its own cells
     (above, _), (below, _) = misfit(1e-3 * truth), misfit(-1e-3 * truth)
     for _ in range(options.steps):

@@ -179,9 +179,9 @@ def _with_defaults(spec: Spec, p: Params) -> Params:
 
 def run(call: Call) -> Any:
     """Run an operation at once, and return its result or None."""
-    spec, p = SPECS[call.op], dict(call.params)
-    if boundary():  # of the `shard_map` around the call, which ranks compare
-        p["spmd"] = boundary()
+    spec, p = SPECS[call.op], call.params
+    if around := boundary():  # the `shard_map` around the call, which ranks compare
+        p = {**p, "spmd": around}
     started_here()
     args: Sequence[Any] = call.arrays
     leaves, structure = args, None
@@ -195,7 +195,7 @@ def run(call: Call) -> Any:
             trees = [jax.tree.flatten(each.tree_type.from_leaves(each.leaves)) for each in messages]
         for _, each in trees:
             check_summands(spec, p, each)
-        p["leaves"] = tuple(map(leaf_paths, args, (s for _, s in trees)))
+        p = {**p, "leaves": tuple(map(leaf_paths, args, (s for _, s in trees)))}
         args, structure = [each for each, _ in trees], trees[-1][1]
     run_it = run_program if _reads_operands() else run_without_operand
     try:
