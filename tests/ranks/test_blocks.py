@@ -116,6 +116,9 @@ def test_errors_of_blocks():
         notoken.gather_blocks(np.zeros((2, 2)), cart, SIZE)
     with pytest.raises(ValueError, match=r"gather_blocks: .* fewer cells along axis 1"):
         notoken.gather_blocks(np.zeros((2, 2)), cart, width=[0, 2])
+    # On all ranks alike, also where the block of this rank has enough cells.
+    with pytest.raises(ValueError, match=r"scatter_blocks: .* a block of 2 cells along axis 0"):
+        notoken.scatter_blocks(np.zeros((3 * SIZE - 1, 5)), cart, width=[3, 0])
 
 
 def test_copies_of_a_block():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -62,6 +63,17 @@ class Cuts:
                 f"blocks along the dimensions of 'cart', got {self.lengths}"
             )
         return layout
+
+    def check_widths(self, layout: Layout) -> None:
+        """Raise an error, on all ranks alike, if a block has too few cells for its neighbors."""
+        axes = self.positions(len(layout.shape))
+        for axis, most in zip(axes, map(max, self.widths), strict=True):
+            fewest = min(b - a for a, b in itertools.pairwise(layout.ends(axis)))
+            if fewest < most:
+                raise ValueError(
+                    f"{self.op}: argument 'x' of shape {layout.shape} has a block of {fewest} "
+                    f"cells along axis {axis}; expected at least {most}, as argument 'width' says"
+                )
 
     def pieces(self, shape: Shape) -> Pieces:
         """Return an array of this shape, partitioned into the blocks of all ranks."""
@@ -135,7 +147,7 @@ def scatter_blocks(
 
     Raises:
         TypeError: if an argument has a wrong type.
-        ValueError: if a decomposed axis is not named.
+        ValueError: if a decomposed axis is not named, or a block has fewer cells than ``width``.
 
     Derivative:
         That of :func:`scatterv` and :func:`halo_exchange`, which it is made of: the transpose
@@ -163,7 +175,9 @@ def scatter_blocks(
 
     def block_of(leaf: Any) -> jax.Array:
         leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-        pieces, own = cuts.pieces(leaf.shape), cuts.layout(leaf.shape).block_shape(cuts.comm.rank)
+        pieces, layout = cuts.pieces(leaf.shape), cuts.layout(leaf.shape)
+        cuts.check_widths(layout)
+        own = layout.block_shape(cuts.comm.rank)
         if cuts.comm.rank == root:
             cells = pieces.pack(as_array(leaf))
         else:
