@@ -1,4 +1,4 @@
-"""The settings of the watchdog, from the environment (`docs/environment.md`), and its start."""
+"""The settings of the watchdog, from environment variables, and its start."""
 
 from __future__ import annotations
 
