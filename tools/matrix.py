@@ -51,6 +51,15 @@ OF_ANY_RANKS = [
     )
 ]
 GRIDS_AS_DEVICES = "tests/ranks/test_shard_map.py::test_ranks_of_a_grid_as_devices"
+# What needs a mesh of two axes, each of two ranks.
+TWO_AXES = [
+    f"{GRIDS_AS_DEVICES}_outside_of_jit",
+    "tests/ranks/test_shard_map.py::test_ppermute_numbers_ranks_in_the_order_of_the_mesh",
+    "tests/ranks/test_shard_map_boundary.py::test_blocks_are_compared_along_the_other_axis",
+    "tests/ranks/test_shard_map_branches.py::test_gradients_of_branches",
+    *files("shard_map_order mesh"),
+]
+KILLED_IN_A_RECORD = "tests/ranks/test_output.py::test_a_job_is_killed_before_a_record_is_complete"
 OPERATIONS_IN_SHARD_MAP = "tests/ranks/test_shard_map.py::test_operations_inside"
 HERE = {
     2: ["tests/ranks", *(f"--ignore={file}" for file in NOT_ON_TWO)],
@@ -59,8 +68,8 @@ HERE = {
         *OF_ANY_RANKS,
         OPERATIONS_IN_SHARD_MAP,
     ],
-    1: [*files("comms jit tokens"), ANY_ROOT, *GRID_ALONE, GRIDS_AS_DEVICES],
-    4: [*files("halo blocks neighbours comms fft"), ANY_ROOT, GRIDS_AS_DEVICES],
+    1: [*files("comms jit tokens"), ANY_ROOT, *GRID_ALONE, GRIDS_AS_DEVICES, KILLED_IN_A_RECORD],
+    4: [*files("halo blocks neighbours comms fft"), ANY_ROOT, GRIDS_AS_DEVICES, *TWO_AXES],
 }
 EXAMPLES = "tests/jobs/test_examples.py"
 # Of the whole programs those that take long to compile, which show what shorter ones do not.
@@ -333,6 +342,8 @@ def main() -> int:
             STOPPED.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    if here and not options:
+        results.fail_what_never_ran()
     results.report()
     return 1 if results.failed or not results.passed else 0
 

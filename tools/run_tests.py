@@ -88,6 +88,18 @@ class Results:
         self.failed += other.failed
         self.skipped += other.skipped
 
+    def fail_what_never_ran(self) -> None:
+        """Count tests as failed that are for other numbers of ranks than those of all runs."""
+        ran = {test.partition("[")[0] for _, test in [*self.passed, *self.failed]}
+        others = {
+            test.partition("[")[0]: reason
+            for _, test, reason in self.skipped
+            if reason.startswith("for n")
+        }
+        self.failed += [
+            (f"no run ({why})", test) for test, why in others.items() if test not in ran
+        ]
+
     def counts(self) -> str:
         return f"{len(self.passed)} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
 

@@ -39,7 +39,7 @@ def test_communicators_are_freed_with_that_of_the_mesh():
     assert all(c == MPI.COMM_NULL for c in others)
 
 
-@pytest.mark.skipif(SIZE != 4, reason="a grid of 2 x 2")
+@pytest.mark.ranks(4)
 def test_a_communicator_is_made_by_a_collective_that_is_traced():
     mesh = mpi4jax.Mesh((2, 2), ("i", "j"), comm=COMM.Dup())
     assert {*mesh._comms} == {("i",), ("j",), ("i", "j")}
@@ -49,7 +49,7 @@ def test_a_communicator_is_made_by_a_collective_that_is_traced():
     assert mesh.comm("i").Get_size() == 2
 
 
-@pytest.mark.skipif(SIZE != 4, reason="a grid of 2 x 2")
+@pytest.mark.ranks(4)
 def test_axes_of_a_users_communicator():
     mesh = mpi4jax.Mesh((2, 2), ("i", "j"))
     i, j = mesh.coordinates.values()
