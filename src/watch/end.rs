@@ -10,7 +10,8 @@ use rustix::process::{Pid, getppid};
 
 use super::settings::watchdog;
 use super::{groups, python, read, report, waits};
-use crate::board::{Life, Once, board, own};
+use crate::board::ranks::Ranks;
+use crate::board::{Life, Once, Slot, board, own};
 use crate::finalize;
 use crate::output::print;
 use crate::record::{recorder, timeline};
@@ -130,8 +131,11 @@ pub fn end_by_signal(signal: i32) {
         own().terminated.store(FIRST_SAYS_SO, Ordering::Release);
         let start = Instant::now();
         if board.is_first_to(Once::Terminated) {
-            let is_over = |slot: &crate::board::Slot| {
-                slot.terminated.load(Ordering::Acquire) != 0 || slot.life() == Life::Finished
+            // Launchers terminate all ranks if one has died, and kill the others soon afterwards.
+            let is_over = |slot: &Slot| {
+                slot.terminated.load(Ordering::Acquire) != 0
+                    || slot.life() == Life::Finished
+                    || read::is_gone(slot)
             };
             while start.elapsed() < TOGETHER && !board.here().all(|(_, slot)| is_over(slot)) {
                 std::thread::sleep(Duration::from_millis(20));
@@ -148,19 +152,18 @@ pub fn end_by_signal(signal: i32) {
 
 fn say_terminated(name: &str) {
     let board = board();
-    let is_one = |slot: &crate::board::Slot| slot.terminated.load(Ordering::Acquire) == FIRST_SAYS_SO;
+    let is_one = |slot: &Slot| slot.terminated.load(Ordering::Acquire) == FIRST_SAYS_SO;
+    let ranks: Ranks = board.here().filter(|(_, slot)| is_one(slot)).map(|(rank, _)| rank).collect();
+    // Ranks that have died may be the reason.
     let places: Vec<(String, i32)> = board
         .here()
-        .filter(|(_, slot)| is_one(slot))
+        .filter(|(_, slot)| is_one(slot) || read::is_gone(slot))
         .map(|(rank, slot)| (report::doing(&read::status(slot)), rank))
         .collect();
     let rank = board.rank;
     let text = match &places[..] {
         [(place, _)] => format!("{name} ends this rank, which is {place}"),
-        _ => {
-            let ranks = places.iter().map(|(_, rank)| *rank).collect();
-            format!("{name} ends {}: {}", groups::ranks_in_words(&ranks), groups::in_words(places))
-        }
+        _ => format!("{name} ends {}: {}", groups::ranks_in_words(&ranks), groups::in_words(places)),
     };
     print(&format!("r{rank} | mpi4jax: {text}\n"));
 }

@@ -91,6 +91,11 @@ fn state(slot: &Slot) -> (State, bool) {
     }
 }
 
+/// Whether a process has died before it called `MPI_Finalize`.
+pub fn is_gone(slot: &Slot) -> bool {
+    state(slot).0 == State::Gone
+}
+
 /// Why a rank that waits goes on nevertheless.
 fn goes_on(slot: &Slot, waits: usize) -> Option<String> {
     let now = milliseconds();
