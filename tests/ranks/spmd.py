@@ -152,3 +152,41 @@ def results(p, axes, mapped, args, part=lambda tree, specs: tree, known=None, ji
 
 
 SPECS = {"value": "outs", "tangent outside": "outs"}  # how results are cut; others as arguments
+
+
+# ---- Of random functions: a statement is a dict, and has other statements in its "body"
+
+
+def all_of(program):
+    """All statements, inner ones too."""
+    for s in program:
+        yield s
+        yield from all_of(s.get("body", []))
+
+
+def _remat_of_names(body, values, times):
+    policy = jax.checkpoint_policies.save_only_these_names("kept")
+    return jax.checkpoint(body, policy=policy)(values)
+
+
+def _vmap(body, values, times):
+    both = [jnp.stack([x, x * 0.5]) for x in values]
+    return [jnp.sin(y.sum(0)) for y in jax.vmap(body)(both)]
+
+
+def _linearize(body, values, times):
+    out, linear = jax.linearize(body, values)
+    return [jnp.sin(y + t) for y, t in zip(out, linear(values), strict=True)]
+
+
+# The new state, by functions of JAX around one of any state, whatever the axes.
+AROUND = {
+    "jit": lambda body, values, times: jax.jit(body)(values),
+    "scan": lambda body, values, times: lax.scan(
+        lambda c, _: (body(c), None), values, None, length=times
+    )[0],
+    "remat": lambda body, values, times: jax.checkpoint(body)(values),
+    "remat of names": _remat_of_names,
+    "vmap": _vmap,
+    "linearize": _linearize,
+}

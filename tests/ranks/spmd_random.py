@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
-from spmd import FORWARD, PROGRAMS, ROWS, Program, ring, rows, size, vary, varying
+from spmd import AROUND, FORWARD, PROGRAMS, ROWS, Program, all_of, ring, rows, size, vary, varying
 
 WIDTH, DEPTH, SIZES = 4, 3, (2, 3)
 REVERSE = ("gradient outside", "second derivative", "gradient inside")
@@ -122,13 +122,6 @@ def generate(rng, depth=0, local=False):
     return out
 
 
-def all_of(program):
-    """All statements, inner ones too."""
-    for s in program:
-        yield s
-        yield from all_of(s.get("body", []))
-
-
 def has_reverse(program):
     """Whether JAX can differentiate it in reverse mode."""
     loops = [s for s in all_of(program) if s["kind"] == "while"]
@@ -178,10 +171,8 @@ def wrapped(s, outer, ints):
 
     values = given(s, outer)
     v, u, w = values
-    if kind == "jit":
-        return jax.jit(body)(values)
-    if kind == "scan":
-        return lax.scan(lambda c, _: (body(c), None), values, None, length=times)[0]
+    if kind in AROUND:
+        return AROUND[kind](body, values, times)
     if kind == "scan of xs":
         xs = (jnp.stack([v] * times), jnp.arange(1.0, times + 1))
 
@@ -208,14 +199,6 @@ def wrapped(s, outer, ints):
         values, first = [v, u, own(w)], lax.axis_index("i") == 0
         pair = lax.cond(first, lambda c: body(c)[:2], lambda c: other(c)[:2], values)
         return [*pair, w]
-    if kind == "remat":
-        return jax.checkpoint(body)(values)
-    if kind == "remat of names":
-        policy = jax.checkpoint_policies.save_only_these_names("kept")
-        return jax.checkpoint(body, policy=policy)(values)
-    if kind == "vmap":
-        both = [jnp.stack([x, x * 0.5]) for x in values]
-        return [jnp.sin(y.sum(0)) for y in jax.vmap(body)(both)]
     if kind == "vmap of one":
         out = jax.vmap(body, in_axes=([0, None, None],))([jnp.stack([v, v * 2]), u, w])
         return [y[1] for y in out]
@@ -226,9 +209,6 @@ def wrapped(s, outer, ints):
             return lax.psum((jnp.sin(a) * b + c).sum(), "i")
 
         return [jnp.sin(g) for g in jax.grad(loss)(values)]
-    if kind == "linearize":
-        out, linear = jax.linearize(body, values)
-        return [jnp.sin(y + t) for y, t in zip(out, linear(values), strict=True)]
     if kind == "custom_jvp":
         f = jax.custom_jvp(body)
         f.defjvp(lambda xs, ts: jax.jvp(lambda v: body(v, xs[1]), xs[:1], ts[:1]))

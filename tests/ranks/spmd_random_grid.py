@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
-from spmd import AB, FORWARD, PROGRAMS, A, B, Program, ring, rows, size, varying
+from spmd import AB, AROUND, FORWARD, PROGRAMS, A, B, Program, all_of, ring, rows, size, varying
 
 WIDTH, DEPTH = 3, 3
 OVER = (("a", "b"), ("a",), ("b",), ())  # what each vector of the state varies over
@@ -33,10 +33,6 @@ def count(axes):
 
 def blocks(x, axes):
     return jnp.outer(jnp.arange(1.0, count(axes) + 1), x)
-
-
-def name_of(axes):
-    return axes if len(axes) > 1 else axes[0]
 
 
 def invariant_gather(x, axes):
@@ -125,12 +121,6 @@ def generate(rng, depth=0, along=ALONG):
     return out
 
 
-def all_of(program):
-    for s in program:
-        yield s
-        yield from all_of(s.get("body", []))
-
-
 def execute(program, values):
     for s in program:
         if s["kind"] == "op":
@@ -155,10 +145,6 @@ def given(s, values):
     return [ways[way](x) for way, x in zip(s["given"], values, strict=True)]
 
 
-def as_before(values, like):
-    return [own(x, varying(jax.typeof(v))) for x, v in zip(values, like, strict=True)]
-
-
 def wrapped(s, outer):
     """The new state, by a function with statements inside."""
     kind, times = s["kind"], s["times"]
@@ -173,10 +159,8 @@ def wrapped(s, outer):
         return [v * 0.5 for v in values]
 
     values = given(s, outer)
-    if kind == "jit":
-        return jax.jit(body)(values)
-    if kind == "scan":
-        return lax.scan(lambda c, _: (body(c), None), values, None, length=times)[0]
+    if kind in AROUND:
+        return AROUND[kind](body, values, times)
     if kind == "scan of xs":
         xs = (jnp.stack([values[0]] * times), jnp.arange(1.0, times + 1))
 
@@ -204,14 +188,6 @@ def wrapped(s, outer):
         run = lambda c: pick(execute(s["body"], c))
         found = lax.cond(first, run, lambda c: pick(other(c)), values)
         return [found[here.index(k)] if k in here else v for k, v in enumerate(given(s, outer))]
-    if kind == "remat":
-        return jax.checkpoint(body)(values)
-    if kind == "remat of names":
-        policy = jax.checkpoint_policies.save_only_these_names("kept")
-        return jax.checkpoint(body, policy=policy)(values)
-    if kind == "vmap":
-        both = [jnp.stack([x, x * 0.5]) for x in values]
-        return [jnp.sin(y.sum(0)) for y in jax.vmap(body)(both)]
     if kind == "vmap of one":
         which = times % 4
         axes = [0 if k == which else None for k in range(4)]
@@ -229,9 +205,6 @@ def wrapped(s, outer):
             rest = tuple(axis for axis in ("a", "b") if axis not in axes)
             found.append(jnp.sin(lax.pmean(own(g, rest), rest) if rest else g))
         return found
-    if kind == "linearize":
-        out, linear = jax.linearize(body, values)
-        return [jnp.sin(y + t) for y, t in zip(out, linear(values), strict=True)]
     if kind == "custom_jvp":
         f = jax.custom_jvp(body)
         f.defjvp(lambda xs, ts: jax.jvp(body, xs, ts))
