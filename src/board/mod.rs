@@ -101,8 +101,8 @@ pub fn place() -> PathBuf {
     base.join(format!("mpi4jax-{}", rustix::process::geteuid().as_raw()))
 }
 
-/// Opens the board of a job on this host, and takes the slot of a rank. An error says why there is none: then the rank has a slot
-/// in private memory.
+/// Opens the board of a job on this host, and takes the slot of a rank. If the board cannot be opened, the rank gets a slot in
+/// private memory, and the error says why.
 pub fn open(name: &str, rank: i32, size: i32) -> io::Result<()> {
     let (board, result) = match shared(name, rank, size) {
         Ok(board) => (board, Ok(())),

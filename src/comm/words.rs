@@ -14,8 +14,8 @@ use crate::board::slot::{Cell, hash, printable};
 pub struct CommId {
     pub class: u64,
     pub origin: u64,
-    /// A hash of the name that the program has given the communicator, if its origin is not known; 0: there is none. Ranks may name
-    /// one communicator differently, so the name proves nothing.
+    /// A hash of the name that the program has given the communicator; 0 if it has no name, or if its origin is known. Ranks may
+    /// name one communicator differently, so the name proves nothing.
     pub name: u64,
 }
 

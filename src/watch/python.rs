@@ -105,7 +105,7 @@ pub fn answering_thread() -> i32 {
     ANSWERS.load(Ordering::Relaxed)
 }
 
-/// Passes what this rank has been asked on to the thread that answers. If there is none, there is no more to be told.
+/// Wakes the thread that answers, if this rank has been asked. A rank without such a thread counts as having answered.
 pub fn pass_on() {
     static PASSED: AtomicU32 = AtomicU32::new(0);
     let asked = own().asked.load(Ordering::Acquire);

@@ -157,7 +157,7 @@ class _Leaf:
             x = x.astype(np.uint8)
         bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
         if jnp.issubdtype(x.dtype, np.inexact):
-            # The bits of one NaN: with `jax_debug_nans`, an array that holds a NaN is an error.
+            # All NaNs get the same bits. Under `jax_debug_nans`, no array may contain a NaN.
             nan = np.full((), np.nan, x.dtype).view(bits.dtype)
             bits = jnp.where(jnp.isnan(x), nan, bits)
         self.bits = bits.reshape(value.size, x.shape[-1])

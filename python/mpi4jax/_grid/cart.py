@@ -38,7 +38,7 @@ def _dimensions(comm: Comm) -> int:
 
 
 def rank_beside(comm: Comm, coords: Sequence[int], steps: dict[int, int]) -> int:
-    """Return the rank some steps from a place along dimensions of the grid; -1 if there is none."""
+    """Return the rank at some distance along dimensions of the grid, or -1 beyond its border."""
     sizes, periods, _ = topology(comm)
     there = [at + steps.get(k, 0) for k, at in enumerate(coords)]
     inside = (p or 0 <= at < n for at, n, p in zip(there, sizes, periods, strict=True))
