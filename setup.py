@@ -1,7 +1,6 @@
 """What pyproject.toml cannot say: version, dependencies and build steps that depend on the MPI."""
 
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +13,8 @@ from setuptools_rust.build import build_rust
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "build_support"))
 
+from address import absolute_links, project_urls  # noqa: E402
+
 import toolchain  # noqa: E402
 
 MPIS = toolchain.find_mpis()
@@ -21,16 +22,6 @@ MPIS = toolchain.find_mpis()
 MODULES = {f"mpi4jax._native_{mpi.abi}": mpi for mpi in MPIS} or {"mpi4jax._native": None}
 
 DEPENDENCIES = ["jax>=0.7", "jaxlib>=0.7", "mpi4py>=4.0.1", "numpy"]
-
-
-# PyPI shows no other file of the repository.
-REPOSITORY = "https://github.com/mpi4jax/mpi4jax"
-
-
-def readme():
-    text = (ROOT / "README.md").read_text()
-    text = re.sub(r"!\[([^]]*)\]\((?!https?:)", rf"![\1]({REPOSITORY}/raw/main/", text)
-    return re.sub(r"(?<!!)\[([^]]*)\]\((?!https?:|#)", rf"[\1]({REPOSITORY}/blob/main/", text)
 
 
 class BuildPy(build_py):
@@ -55,8 +46,9 @@ class BuildRust(build_rust):
 
 setup(
     version=toolchain.version(),
-    long_description=readme(),
+    long_description=absolute_links((ROOT / "README.md").read_text()),
     long_description_content_type="text/markdown",
+    project_urls=project_urls(),
     install_requires=DEPENDENCIES + [mpi.requirement for mpi in MPIS if mpi.requirement],
     rust_extensions=[
         RustExtension(

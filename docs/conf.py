@@ -8,13 +8,17 @@ from the links of index.md, and addresses of files outside of docs/.
 import importlib.metadata
 import importlib.util
 import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build_support"))
+
+from address import REPOSITORY
 
 project = "mpi4jax"
 author = "The mpi4jax authors"
 copyright = author
 release = version = importlib.metadata.version("mpi4jax")
-
-REPOSITORY = "https://github.com/mpi4jax/mpi4jax"
 
 extensions = ["myst_parser"]
 if importlib.util.find_spec("sphinx_copybutton"):
@@ -28,7 +32,7 @@ html_theme = "furo" if importlib.util.find_spec("furo") else "alabaster"
 html_logo = html_favicon = "static/logo.svg"
 html_theme_options = (
     {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
-    if html_theme == "furo"
+    if html_theme == "furo" and REPOSITORY
     else {}
 )
 html_static_path = ["static"]
@@ -50,7 +54,12 @@ def contents(text: str) -> str:
 
 def read(app, docname, source):
     text = source[0]
-    text = re.sub(r"\]\(\.\./(?!examples/notebooks)", f"]({REPOSITORY}/blob/main/", text)
+    # Files outside of docs/ are not part of the HTML. Without an address, their names remain.
+    outside = r"\]\(\.\./(?!examples/notebooks)"
+    if REPOSITORY:
+        text = re.sub(outside, f"]({REPOSITORY}/blob/main/", text)
+    else:
+        text = re.sub(rf"(?<!!)\[([^\[\]]*){outside}[^)]*\)", r"\1", text)
     source[0] = contents(text) if docname == "index" else text
 
 

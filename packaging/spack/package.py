@@ -8,8 +8,8 @@ from spack.package import *
 class PyMpi4jax(PythonPackage):
     """MPI collectives for JAX arrays, inside jax.jit, from a Rust core."""
 
-    homepage = "https://github.com/mpi4jax/mpi4jax"
-    git = "https://github.com/mpi4jax/mpi4jax.git"
+    # The repository has no public address yet (build_support/address.py). Until then, set `git` to that of
+    # your checkout, for example "file:///home/me/mpi4jax".
 
     license("MIT")
 

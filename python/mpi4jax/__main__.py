@@ -52,7 +52,7 @@ def version(package: str) -> str:
 def describe(advice: list[str]) -> None:
     """What there is, and what is wrong with it."""
     info = _native.mpi_info()
-    say(f"mpi4jax      {mpi4jax.__version__}")
+    say(f"mpi4jax      {mpi4jax.__version__}, the implementation with a core in Rust")
     say(
         f"module       {Path(_native.__file__ or '').name}: mpi4py's MPI_Comm and MPI_Status have "
         "{} and {} bytes".format(*loader.sizes(MPI))

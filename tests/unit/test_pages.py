@@ -1,6 +1,7 @@
 """The pages can be read on the repository's web view: every link leads somewhere, in two clicks."""
 
 import re
+import subprocess
 from collections import deque
 from pathlib import Path
 
@@ -95,3 +96,34 @@ def test_no_directive_shows(page):
     assert (
         re.findall(r"^ *(?:```|:::)\{[\w-]+\}|^\.\. [\w-]+::|(?<!`)\{[\w:]+\}`\w", text, re.M) == []
     )
+
+
+def test_one_file_has_the_address_of_the_project():
+    """The repository of this name on GitHub is the older package's: a page that names it sends
+    readers to the wrong program. `build_support/address.py` has the address, once there is one."""
+    hosts = re.compile(rb"(github|gitlab|codeberg|bitbucket|sr\.ht)[\w./:-]*[/:~]mpi4jax", re.I)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    files = [ROOT / name.decode() for name in listed.stdout.split(b"\0") if name]
+    assert len(files) > 400
+    found = {
+        str(file.relative_to(ROOT))
+        for file in files
+        if file.suffix not in (".png", ".webp", ".gif") and hosts.search(file.read_bytes())
+    }
+    assert found <= {"build_support/address.py"}
+
+
+def test_links_of_the_readme_on_pypi(monkeypatch):
+    """PyPI shows README.md alone: its links are absolute, or plain text without an address."""
+    monkeypatch.syspath_prepend(ROOT / "build_support")
+    import address
+
+    text = (ROOT / "README.md").read_text()
+    for repository in (None, "https://example.org/project"):
+        monkeypatch.setattr(address, "REPOSITORY", repository)
+        targets = re.findall(r"\]\(([^)]*)\)", address.absolute_links(text))
+        assert targets
+        assert all(target.startswith(("https://", "#")) for target in targets)
+        assert any(target.startswith("https://example.org") for target in targets) == bool(
+            repository
+        )
