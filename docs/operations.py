@@ -1,11 +1,12 @@
-"""Writes the generated parts of the pages: tables and the reference, and commands above outputs.
+"""Writes the generated parts of the pages: tables, the reference, figures of speed, commands above
+outputs.
 
     python docs/operations.py
 
 The pages are plain Markdown, because readers see them on the repository's web view. A table stands
 between `<!-- operations: cheats -->`, or another name of MAKERS, and `<!-- end -->`. The pages of
-the reference are written as a whole (`api_pages.py`). A test fails if a page differs from what
-this script writes.
+the reference are written as a whole (`api_pages.py`), and `speeds.py` fills in single figures. A
+test fails if a page differs from what this script writes.
 """
 
 import inspect
@@ -16,6 +17,7 @@ from typing import Any
 
 import api_pages
 import run_examples
+import speeds
 
 from mpi4jax import ops
 
@@ -79,6 +81,7 @@ def table(rows: Iterator[tuple[str, ...]]) -> str:
 MAKERS: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
     "cheats": cheats,
     "derivatives": derivatives,
+    "large_arrays": speeds.large_arrays,
 }
 
 
@@ -89,7 +92,7 @@ def filled(text: str) -> str:
         made = table(MAKERS[match[1]]())
         return f"<!-- operations: {match[1]} -->\n\n{made}\n\n<!-- end -->"
 
-    return run_examples.with_commands(PLACE.sub(place, text))
+    return run_examples.with_commands(speeds.filled(PLACE.sub(place, text)))
 
 
 def main() -> None:
