@@ -58,7 +58,8 @@ class Block(Uncopied):
             not fit ``cart`` or ``shape``.
 
     Operations that take ``cart``, ``axes`` and ``width``, such as :func:`mpi4jax.halo_exchange` and
-    :func:`mpi4jax.gather_blocks`, take a block in place of ``cart``.
+    :func:`mpi4jax.gather_blocks`, take a block in place of ``cart``. Arrays may have axes before
+    those of the block, such as the components of a vector; ``axes`` are axes of the block.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax

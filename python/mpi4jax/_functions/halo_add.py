@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._grid import border as _border, cart as _cart
+from .._op.arguments import from_end
 from .._op.spec import SPECS, Call, T
 
 _NAME = "halo_add"
@@ -68,7 +69,10 @@ def halo_add(
                 f"{_NAME}: argument 'x' has an array of dtype {jnp.result_type(leaf)}, which "
                 "cannot be added; expected numbers"
             )
-    comm, chosen, widths = _cart.grid_of(_NAME, cart, axes, width)
+    comm, chosen, widths = _cart.grid_of(_NAME, cart, axes, width, x)
+    exchanged = [pair for pair in zip(chosen, widths, strict=True) if pair[0] is not None]
+    for leaf in jax.tree.leaves(x):  # the errors of halo_exchange, with the name of this function
+        from_end(_NAME, [k for k, _ in exchanged], [w for _, w in exchanged], jnp.shape(leaf))
     _border.check(_NAME, comm, x, border)
     prepare = SPECS["halo_exchange"].prepare
     call = prepare(x, cart, axes=axes, width=width, corners=corners, border=None)

@@ -108,7 +108,12 @@ def widths_of(op: str, comm: Comm, width: Any) -> list[tuple[int, int]]:
 def grid_of(
     op: str, cart: Any, axes: Any, width: Any, x: Any = None
 ) -> tuple[Comm, list[int | None], list[tuple[int, int]]]:
-    """Return the communicator, axes and widths of arguments, or of a `grids.Block`."""
+    """Return the communicator, axes and widths of arguments, or of a `grids.Block`.
+
+    The axes of a block are those of its shape, so they are counted from the end here: an array may
+    have axes before them.
+    """
+    n = None
     if hasattr(cart, "padded_shape"):
         n = len(cart.padded_shape)
         for leaf in jax.tree.leaves(x):
@@ -123,4 +128,7 @@ def grid_of(
                 )
         cart, axes, width = cart.comm, cart.axes, cart.width
     comm = as_cart(op, cart)
-    return comm, axes_of(op, comm, axes), widths_of(op, comm, width)
+    chosen = axes_of(op, comm, axes)
+    if n is not None:
+        chosen = [axis if axis is None or axis < 0 else axis - n for axis in chosen]
+    return comm, chosen, widths_of(op, comm, width)

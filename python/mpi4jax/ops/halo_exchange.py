@@ -87,7 +87,8 @@ def halo_exchange(
         cart: communicator with a Cartesian topology (``MPI.Intracomm.Create_cart``), which also
             says which dimensions are periodic. All its ranks have to take part. Or a
             :class:`mpi4jax.grids.Block`, whose axes and width are used, and whose ghost cells ``x``
-            must have.
+            must have. Then arrays may have other axes before those of the block, such as the
+            components of a vector.
         axes: the array's axis for each dimension of ``cart``, or None for a dimension that is not
             exchanged. By default the last axes, in order.
         width: number of ghost cells: one number; or for each dimension of ``cart`` a number or a
