@@ -1,4 +1,7 @@
-//! The board: one file in shared memory for each job on a host, in which each rank has a [`Slot`] of a fixed size.
+//! The board: one file in shared memory for each job on a host, in which each rank of the host has a [`Slot`] of a fixed size.
+//!
+//! Ranks claim their slots in the order in which they come, and the file grows by a slot each time: its size depends on the number
+//! of ranks of this host, not on the size of `MPI_COMM_WORLD`. A hash table in the header says which slot a rank has.
 //!
 //! A rank writes its own slot alone, with plain stores, and reads those of the others. What a rank has written stays readable
 //! when its process has been killed, and when the file has been unlinked. A rank without a board has a slot of its own in private
@@ -12,7 +15,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::{null_mut, slice_from_raw_parts};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
@@ -26,7 +29,10 @@ use crate::system::{folder, process, signal};
 pub struct Header {
     /// Identifies this layout of the board.
     magic: AtomicU64,
+    /// The size of `MPI_COMM_WORLD`.
     size: AtomicU32,
+    /// How many slots have been claimed: only these may be touched, because the file ends behind the last one.
+    claimed: AtomicU32,
     /// How the default communicator is made: 0: not decided yet; see `watch::default`.
     pub default: AtomicU32,
     /// What one rank alone does, a bit each.
@@ -37,6 +43,8 @@ pub struct Header {
     pub line_at: AtomicU64,
     /// The rank that the user has asked for a report, plus one, and when, in milliseconds.
     pub report_at: AtomicU64,
+    /// A hash table with linear probing: the index of a slot in `slots` plus one; 0: the entry is free.
+    places: [AtomicU16; PLACES],
 }
 
 /// What is done by one rank of a host alone.
@@ -53,6 +61,18 @@ pub enum Once {
 const MAGIC: u64 = 0x6d70_6934_6a61_7832 ^ ((size_of::<Slot>() as u64) << 32);
 /// How many boards of killed jobs are kept.
 const KEPT: usize = 2;
+/// The largest number of ranks of a host that have slots.
+const MOST: usize = 4096;
+/// The entries of the hash table, at most half of which are used.
+const PLACES: usize = 2 * MOST;
+
+/// The entry of the hash table at which the search for a rank begins.
+#[inline]
+fn first_place(rank: u32) -> usize {
+    const { assert!(PLACES.is_power_of_two()) };
+    // Multiplying by 2^32 / golden ratio spreads consecutive ranks, and ranks at any stride.
+    (rank.wrapping_mul(0x9e37_79b9) >> (32 - PLACES.trailing_zeros())) as usize
+}
 
 pub struct Board {
     header: &'static Header,
@@ -103,21 +123,27 @@ pub fn place() -> PathBuf {
 
 /// Opens the board of a job on this host, and takes the slot of a rank. If the board cannot be opened, the rank gets a slot in
 /// private memory, and the error says why.
-pub fn open(name: &str, rank: i32, size: i32) -> io::Result<()> {
-    let (board, result) = match shared(name, rank, size) {
+///
+/// If all ranks are on this host, the memory of all slots is allocated at once: then either all ranks have a board, or none.
+pub fn open(name: &str, rank: i32, size: i32, all_are_here: bool) -> io::Result<()> {
+    let (board, result) = match shared(name, rank, size, all_are_here) {
         Ok(board) => (board, Ok(())),
         Err(error) => (alone(rank as usize), Err(error)),
     };
+    board.slots[board.place].rank.store(rank as u32, Ordering::Relaxed);
     BOARD.store(Box::into_raw(Box::new(board)), Ordering::Release);
     result
 }
 
-fn shared(name: &str, rank: i32, size: i32) -> io::Result<Board> {
+fn shared(name: &str, rank: i32, size: i32, all_are_here: bool) -> io::Result<Board> {
     folder::make_one(&place())?;
     // Boards of another layout have other names.
     let path = place().join(name);
-    let file = open_file(&path, bytes_of(size as usize))?;
-    let (header, slots) = map(&file, MapFlags::SHARED, size as usize)?;
+    let most = (size as usize).min(MOST);
+    // macOS can allocate only together with setting the length, which must not shrink what another rank has claimed.
+    let at_first = if all_are_here || !cfg!(target_os = "linux") { most } else { 1 };
+    let file = open_file(&path, bytes_of(at_first))?;
+    let (header, slots) = map(&file, MapFlags::SHARED, most)?;
     if header.magic.load(Ordering::Acquire) == 0 {
         header.size.store(size as u32, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
@@ -126,7 +152,11 @@ fn shared(name: &str, rank: i32, size: i32) -> io::Result<Board> {
     if (header.magic.load(Ordering::Relaxed), header.size.load(Ordering::Relaxed)) != (MAGIC, size as u32) {
         return Err(io::Error::other("another build of mpi4jax, or a job of another size, has made it"));
     }
-    let slot = &slots[rank as usize];
+    let place = match header.find(slots, rank) {
+        Some(place) => place,
+        None => header.claim(slots, rank, &file)?,
+    };
+    let slot = &slots[place];
     let pid = slot.pid.load(Ordering::Acquire) as i32;
     if pid != 0
         && slot.life() != Life::Finished
@@ -135,7 +165,54 @@ fn shared(name: &str, rank: i32, size: i32) -> io::Result<Board> {
         let name = process::name(pid);
         return Err(io::Error::other(format!("{name} is rank {rank} of this job already")));
     }
-    Ok(Board { header, slots, rank: rank as usize, place: rank as usize, file: Some((path, file)) })
+    Ok(Board { header, slots, rank: rank as usize, place, file: Some((path, file)) })
+}
+
+impl Header {
+    /// The index of a rank's slot, if the rank has claimed one.
+    #[inline]
+    fn find(&self, slots: &[Slot], rank: i32) -> Option<usize> {
+        let start = first_place(rank as u32);
+        for step in 0..PLACES {
+            let place = usize::from(self.places[(start + step) % PLACES].load(Ordering::Acquire));
+            let slot = slots.get(place.checked_sub(1)?)?;
+            if slot.rank.load(Ordering::Relaxed) == rank as u32 {
+                return Some(place - 1);
+            }
+        }
+        None
+    }
+
+    /// Claims the next slot for a rank that has none; its index.
+    fn claim(&self, slots: &[Slot], rank: i32, file: &File) -> io::Result<usize> {
+        let mut place = self.claimed.load(Ordering::Acquire);
+        while (place as usize) < slots.len() {
+            // The memory is there before the slot is claimed, and others touch it.
+            allocate(file, bytes_of(place as usize + 1))?;
+            let next = self.claimed.compare_exchange(place, place + 1, Ordering::AcqRel, Ordering::Acquire);
+            let Err(now) = next else {
+                slots[place as usize].rank.store(rank as u32, Ordering::Release);
+                self.enter(rank, place as u16 + 1);
+                return Ok(place as usize);
+            };
+            place = now;
+        }
+        Err(io::Error::other(format!("it has slots for {} ranks of a host", slots.len())))
+    }
+
+    fn enter(&self, rank: i32, value: u16) {
+        let start = first_place(rank as u32);
+        let mut entries = (0..PLACES).map(|step| &self.places[(start + step) % PLACES]);
+        entries.any(|it| it.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+    }
+}
+
+/// Makes the file of a board this long, if it is shorter. A full file system is an error here, and no signal later.
+fn allocate(file: &File, bytes: usize) -> io::Result<()> {
+    if file.metadata()?.len() < bytes as u64 {
+        fallocate(file, FallocateFlags::empty(), 0, bytes as u64)?;
+    }
+    Ok(())
 }
 
 /// The file of a board, which is made, or made anew where an earlier job of the same name has left one. It is locked.
@@ -158,11 +235,7 @@ fn open_file(path: &Path, bytes: usize) -> io::Result<File> {
             let _ = fs::remove_file(path);
             continue;
         }
-        if found.len() < bytes as u64 {
-            // A full file system is an error here, and no signal later.
-            fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)
-                .inspect_err(|_| drop(fs::remove_file(path)))?;
-        }
+        allocate(&file, bytes).inspect_err(|_| drop(fs::remove_file(path)))?;
         return Ok(file);
     }
 }
@@ -171,11 +244,11 @@ fn bytes_of(size: usize) -> usize {
     size_of::<Header>() + size * size_of::<Slot>()
 }
 
-/// The board in a file, which has room for `size` slots.
+/// The board in a file, with at most `size` slots. The file may end before the last of them.
 fn map(file: &File, flags: MapFlags, size: usize) -> io::Result<(&'static Header, &'static [Slot])> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping, which is never taken away, of bytes that the file has; any bytes are a value of these structs, whose
-    // fields are atomics.
+    // SAFETY: a new mapping, which is never taken away; any bytes are a value of these structs, whose fields are atomics. Slots behind
+    // the end of the file are touched by nobody: a rank makes the file longer before it claims one.
     unsafe {
         let memory = mmap(null_mut(), bytes_of(size), protection, flags, file, 0)?.cast::<u8>();
         let slots = slice_from_raw_parts(memory.add(size_of::<Header>()).cast(), size);
@@ -200,15 +273,15 @@ impl Board {
     /// The slot of another rank of this host that has come.
     #[inline]
     pub fn slot(&self, rank: i32) -> Option<&'static Slot> {
-        let slot = self.slots.get(rank as usize)?;
-        (self.file.is_some() && slot.pid.load(Ordering::Relaxed) != 0).then_some(slot)
+        self.file.as_ref()?;
+        let slot = &self.slots[self.header.find(self.slots, rank)?];
+        (slot.pid.load(Ordering::Relaxed) != 0).then_some(slot)
     }
 
-    /// The ranks that have come, and their slots.
+    /// The ranks of this host that have come, and their slots, in the order in which they came.
     pub fn here(&self) -> impl Iterator<Item = (i32, &'static Slot)> {
-        ((self.rank - self.place) as i32..)
-            .zip(self.slots)
-            .filter(|(_, slot)| slot.pid.load(Ordering::Acquire) != 0)
+        let claimed = if self.is_shared() { self.header.claimed.load(Ordering::Acquire) as usize } else { 1 };
+        here(&self.slots[..claimed])
     }
 
     /// Whether no rank of this host has done this before.
@@ -239,20 +312,26 @@ impl Board {
     }
 }
 
-/// The slots of the board in a file, of a job that may have ended.
-pub fn read(path: &Path) -> io::Result<&'static [Slot]> {
+/// The ranks that have come, and their slots.
+pub fn here(slots: &'static [Slot]) -> impl Iterator<Item = (i32, &'static Slot)> {
+    let came = slots.iter().filter(|slot| slot.pid.load(Ordering::Acquire) != 0);
+    came.map(|slot| (slot.rank.load(Ordering::Relaxed) as i32, slot))
+}
+
+/// The size of `MPI_COMM_WORLD` and the slots of the board in a file, of a job that may have ended.
+pub fn read(path: &Path) -> io::Result<(usize, &'static [Slot])> {
     let wrong = |words: &str| io::Error::new(io::ErrorKind::InvalidData, words.to_owned());
     let file = File::open(path)?;
     let bytes = file.metadata()?.len() as usize;
-    let size = bytes.saturating_sub(size_of::<Header>()) / size_of::<Slot>();
-    if size == 0 {
+    let slots = bytes.saturating_sub(size_of::<Header>()) / size_of::<Slot>();
+    if slots == 0 {
         return Err(wrong("it is no board"));
     }
-    let (header, slots) = map(&file, MapFlags::PRIVATE, size)?;
-    if (header.magic.load(Ordering::Relaxed), header.size.load(Ordering::Relaxed)) != (MAGIC, size as u32) {
+    let (header, slots) = map(&file, MapFlags::PRIVATE, slots)?;
+    if header.magic.load(Ordering::Relaxed) != MAGIC {
         return Err(wrong("it is no board, or one of another build of mpi4jax"));
     }
-    Ok(slots)
+    Ok((header.size.load(Ordering::Relaxed) as usize, slots))
 }
 
 /// Removes boards of jobs of which no process lives, but the newest ones. Files are removed only from a directory that is this

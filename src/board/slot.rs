@@ -117,6 +117,8 @@ pub struct Words<const N: usize> {
 pub struct Slot {
     /// Its process; 0: the rank has not come.
     pub pid: AtomicU32,
+    /// The rank in `MPI_COMM_WORLD`.
+    pub rank: AtomicU32,
     life: AtomicU32,
     /// When the process was started, and within what numbers of processes are unique.
     pub start: AtomicU64,

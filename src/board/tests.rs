@@ -9,6 +9,7 @@ fn slot() -> &'static Slot {
 #[test]
 fn a_slot_is_as_large_as_the_page_says() {
     assert_eq!(size_of::<Slot>(), 56 << 10, "docs/debugging.md says how much memory a rank takes");
+    assert_eq!(bytes_of(0), 20 << 10, "docs/debugging.md says how large the table is");
     assert_eq!((size_of::<Raw>(), RECORDS), (64, 256));
 }
 
@@ -90,4 +91,44 @@ fn ranks_of_a_job_share_a_file_and_a_later_job_of_its_name_does_not() {
     let (_, copy) = map(&third, MapFlags::PRIVATE, 2).unwrap();
     assert_eq!((copy[0].life(), copy[1].life()), (Life::Absent, Life::Finished));
     fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_board_is_as_large_as_its_host_whatever_the_world_is() {
+    let directory = std::env::temp_dir().join(format!("mpi4jax-claims-{}", std::process::id()));
+    folder::make_one(&directory).unwrap();
+    let job = directory.join("job");
+    let file = open_file(&job, bytes_of(1)).unwrap();
+    // Three ranks of 100,000 are on this host.
+    let (header, slots) = map(&file, MapFlags::SHARED, 3).unwrap();
+    header.magic.store(MAGIC, Ordering::Release);
+    header.size.store(100_000, Ordering::Relaxed);
+    let ranks = [70_000, 0, 99_999];
+    for (place, rank) in (0..).zip(ranks) {
+        assert_eq!(header.find(slots, rank), None);
+        assert_eq!(header.claim(slots, rank, &file).unwrap(), place);
+        assert_eq!(file.metadata().unwrap().len(), bytes_of(place + 1) as u64);
+        slots[place].pid.store(1, Ordering::Release);
+    }
+    assert_eq!(ranks.map(|rank| header.find(slots, rank)), [Some(0), Some(1), Some(2)]);
+    let full = header.claim(slots, 7, &file).unwrap_err().to_string();
+    assert_eq!(full, "it has slots for 3 ranks of a host");
+    let (size, found) = read(&job).unwrap();
+    assert_eq!((size, here(found).map(|(rank, _)| rank).collect::<Vec<_>>()), (100_000, ranks.to_vec()));
+    fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn ranks_of_a_host_are_found_in_a_few_steps() {
+    // Consecutive ranks, and one rank of each node and socket of a job that places them cyclically.
+    for stride in [1, 2, 64, 1000, 1024, 4096, 8192] {
+        let mut used = [false; PLACES];
+        let steps = (0..256u32).map(|i| {
+            let start = first_place(i * stride);
+            let step = (0..PLACES).find(|step| !used[(start + step) % PLACES]).unwrap();
+            used[(start + step) % PLACES] = true;
+            step
+        });
+        assert!(steps.max() <= Some(2), "stride {stride}");
+    }
 }

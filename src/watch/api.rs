@@ -17,7 +17,7 @@ pub fn start(settings: Settings) {
     let Some(watchdog) = settings::make(settings) else { return };
     let settings = &watchdog.settings;
     output::keep(settings.stderr);
-    let broken = board::open(&settings.job, settings.rank, settings.size).err();
+    let broken = board::open(&settings.job, settings.rank, settings.size, settings.on_one_host).err();
     let slot = own();
     let pid = std::process::id();
     slot.clear();

@@ -14,9 +14,8 @@ use crate::system::host;
 
 /// What each rank did last that has a slot on a board.
 pub fn read_board(path: &Path) -> io::Result<String> {
-    let slots = board::read(path)?;
-    let here = (0..).zip(slots).filter(|(_, slot)| slot.pid.load(Ordering::Relaxed) != 0);
-    Ok(here.map(|(rank, slot)| of_rank(rank, slots.len(), slot)).collect::<Value>().to_string())
+    let (size, slots) = board::read(path)?;
+    Ok(board::here(slots).map(|(rank, slot)| of_rank(rank, size, slot)).collect::<Value>().to_string())
 }
 
 fn of_rank(rank: i32, size: usize, slot: &Slot) -> Value {

@@ -83,15 +83,8 @@ impl Facts<'_> {
         self.world.get(&rank).map_or(0.0, seconds)
     }
 
-    /// What all ranks do, and what one of them, the subject, did last; and where the report and the board are left, or why they are
-    /// not.
-    pub fn report(
-        &self,
-        headline: &str,
-        (subject, wait): (i32, Option<Key>),
-        this_rank: i32,
-        left: Result<&Path, String>,
-    ) -> String {
+    /// What all ranks do, and what one of them, the subject, did last.
+    pub fn report(&self, headline: &str, (subject, wait): (i32, Option<Key>), this_rank: i32) -> String {
         let mut text = format!("r{subject} | mpi4jax: {headline}\n");
         let ranks = if self.can_ask() { 0..self.size } else { this_rank..this_rank + 1 };
         text += &groups::lines(ranks.map(|rank| self.state(rank)), |rank| self.seconds(rank));
@@ -104,8 +97,12 @@ impl Facts<'_> {
             text.extend(status.last.iter().map(|line| format!("    {line}\n")));
         }
         let hint = wait.and_then(|wait| self.hint(wait));
-        text += &hint.map_or_else(String::new, |hint| format!("  {hint}\n"));
-        text + &match left {
+        text + &hint.map_or_else(String::new, |hint| format!("  {hint}\n"))
+    }
+
+    /// Where the report and the board are left, or why they are not.
+    pub fn left(&self, left: Result<&Path, String>) -> String {
+        match left {
             Ok(path) => format!("  more: python -m mpi4jax.report {}\n", path.display()),
             Err(why) if self.size > 1 && !self.has_board => {
                 format!("  the other ranks cannot be asked: {why}\n")

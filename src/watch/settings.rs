@@ -97,7 +97,9 @@ static OTHERS_DIFFER: AtomicBool = AtomicBool::new(false);
 
 /// Whether ranks run different builds of this package, as far as is known, which is said once.
 pub fn builds_differ() -> bool {
-    let groups = builds(&known(board().here().map(|(rank, _)| rank)));
+    let mut ranks: Vec<i32> = board().here().map(|(rank, _)| rank).collect();
+    ranks.sort_unstable();
+    let groups = builds(&known(ranks.into_iter()));
     say_builds(&groups);
     groups.len() > 1 || OTHERS_DIFFER.load(Ordering::Relaxed)
 }

@@ -372,8 +372,9 @@ impl Observer {
         }
         let rank = self.watchdog.settings.rank;
         let world = self.fresh_world(QuestionKind::Report);
-        let left = leave_board(&self.watchdog.settings);
-        print(&self.facts(&world).report("report (SIGUSR1)", (rank, None), rank, left));
+        let facts = self.facts(&world);
+        print(&facts.report("report (SIGUSR1)", (rank, None), rank));
+        print(&facts.left(leave_board(&self.watchdog.settings)));
     }
 
     fn facts<'a>(&self, world: &'a World) -> Facts<'a> {
@@ -390,18 +391,21 @@ impl Observer {
             end::arm(HUNG);
         }
         let headline = report::headline(world, key, wait, why);
-        let left = leave_board(&self.watchdog.settings);
-        let mut text = self.facts(world).report(&headline, (key.0, Some(key)), board().rank as i32, left);
+        let facts = self.facts(world);
+        let mut text = facts.report(&headline, (key.0, Some(key)), board().rank as i32);
         text += if ends {
             "  aborting the job (set MPI4JAX_ON_TIMEOUT=continue to keep it running)\n"
         } else {
             "  the job continues (MPI4JAX_ON_TIMEOUT=continue)\n"
         };
-        let file = self.watchdog.settings.directory.join("report.txt");
-        if folder::write(&file, text.as_bytes()).is_ok() {
-            text += &format!("  this report: {}\n", file.display());
-        }
+        // A file system that hangs must not keep the report from the user.
         print(&text);
+        let mut more = facts.left(leave_board(&self.watchdog.settings));
+        let file = self.watchdog.settings.directory.join("report.txt");
+        if folder::write(&file, (text + &more).as_bytes()).is_ok() {
+            more += &format!("  this report: {}\n", file.display());
+        }
+        print(&more);
         if ends {
             end::end_job(HUNG);
         }
