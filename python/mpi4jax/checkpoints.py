@@ -39,7 +39,9 @@ class _Save:
                 "save: argument 'keep' must be at least 1, and 'path' must end with a number; got "
                 f"{keep} and {str(self.path)!r}"
             )
-        written = files.to_write("save", tree, layouts, comm)
+        files.agree("save", comm, store.check_library)
+        arrays, _ = files.to_write("save", tree, layouts, comm)
+        written = [*zip(arrays, files.largest_blocks("save", arrays, comm), strict=True)]
         self.entries = store.entries(
             (a.name, store.metadata(a.whole, a.dtype, block)) for a, block in written
         )
@@ -51,13 +53,13 @@ class _Save:
             else None
             for a, _ in written
         ]
-        begin = lambda: store.begin(self.path, self.entries) if self.is_first else None  # noqa: E731
         self.folder = self.path
-        self.folder = self._on_all(comm, begin)[0]
+        begin = lambda: store.begin(self.path, self.entries)  # noqa: E731
+        self.folder = self._all(files.of_first, comm, begin)
 
-    def _on_all(self, comm: MPI.Intracomm, f: Callable[[], Any]) -> list[Any]:
+    def _all(self, run: Callable[..., Any], comm: MPI.Intracomm, f: Callable[[], Any]) -> Any:
         try:
-            return files.on_all("save", comm, f)
+            return run("save", comm, f)
         except BaseException:
             if self.is_first:
                 store.clean(self.path)
@@ -80,16 +82,12 @@ class _Save:
             pairs = zip(self.windows, self.entries, strict=True)
             return [store.digests(self.folder, entry, window) for window, entry in pairs]
 
-        def publish() -> None:
-            if self.is_first:
-                store.publish(self.folder, self.entries)
-
-        self._on_all(comm, write)
-        found = self._on_all(comm, written)
+        self._all(files.agree, comm, write)
+        found = comm.allgather(self._all(files.agree, comm, written))
         for number, entry in enumerate(self.entries):
             of_all = {k: v for rank in found for k, v in rank[number].items()}
             entry["digests"] = [of_all[k] for k in sorted(of_all)]
-        self._on_all(comm, publish)
+        self._all(files.of_first, comm, lambda: store.publish(self.folder, self.entries))
         if self.keep is not None and self.is_first:
             store.keep_newest(self.path.parent, self.keep)
 
@@ -312,10 +310,8 @@ def latest(directory: str | os.PathLike[str], *, comm: MPI.Intracomm | None = No
     comm = comm_of("latest", comm)
     flush()
 
-    def found() -> list[Path]:
-        return store.numbered(Path(directory)) if comm.Get_rank() == 0 else []
-
-    return next(reversed(files.on_all("latest", comm, found)[0]), None)
+    found = files.of_first("latest", comm, lambda: store.numbered(Path(directory))[-1:])
+    return found[0] if found else None
 
 
 def load(
@@ -364,8 +360,8 @@ def load(
     flush()
     path = Path(path)
     rank, size = comm.Get_rank(), comm.Get_size()
-    files.on_all("load", comm, store.check_library)
-    index = files.on_all("load", comm, lambda: store.read_index(path) if rank == 0 else None)[0]
+    files.agree("load", comm, store.check_library)
+    index = files.of_first("load", comm, lambda: store.read_index(path))
     if index is None:
         raise FileNotFoundError(f"load: there is no complete checkpoint {path}")
     leaves = []
@@ -390,7 +386,7 @@ def load(
                 )
             leaves.append(_restored(a, store.read(path / index["folder"], entry, a.window)))
 
-    files.on_all("load", comm, read)
+    files.agree("load", comm, read)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 

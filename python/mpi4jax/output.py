@@ -74,11 +74,12 @@ def append(
     """
     layouts, comm = layouts_and_comm("append", layouts, mesh, comm)
     path, is_first = Path(path), comm.Get_rank() == 0
-    written = files.to_write("append", dict(tree), layouts, comm)
+    files.agree("append", comm, store.check_library)
+    arrays, _ = files.to_write("append", dict(tree), layouts, comm)
+    written = [*zip(arrays, files.largest_blocks("append", arrays, comm), strict=True)]
     given = {records.TIME: records.variable(records.TIME, "float64", [0], [1024], [records.TIME])}
 
-    def begin() -> tuple[dict[str, Any], int] | None:
-        """Return the metadata of the store with the new record, and the number of the record."""
+    def describe() -> None:
         for name, (a, block) in zip(sorted(tree), written, strict=True):
             names = [*dims.get(name, ())]
             if len(names) != len(a.whole):
@@ -87,8 +88,9 @@ def append(
                     f"'{name}', got {names}"
                 )
             given[name] = records.variable(name, a.dtype, [*a.whole], block, names)
-        if not is_first:
-            return None
+
+    def begin() -> tuple[dict[str, Any], int]:
+        """Return the metadata of the store with the new record, and the number of the record."""
         stored = records.read(path)
         if not stored:
             for name, meta in given.items():
@@ -99,7 +101,8 @@ def append(
         number = records.before(path, stored[records.TIME], time)
         return records.with_records(stored, number + 1), number
 
-    metas, number = files.on_all("append", comm, begin)[0]
+    files.agree("append", comm, describe)
+    metas, number = files.of_first("append", comm, begin)
     windows: dict[str, Any] = {records.TIME: ((), np.asarray(time), is_first)}
     for name, (a, _) in zip(sorted(tree), written, strict=True):
         windows[name] = a.window, files.data_of(a.leaf)[a.inner], a.writes
@@ -114,5 +117,5 @@ def append(
         for each in started:
             each.result()
 
-    files.on_all("append", comm, write)
-    files.on_all("append", comm, lambda: records.publish(path, metas) if is_first else None)
+    files.agree("append", comm, write)
+    files.of_first("append", comm, lambda: records.publish(path, metas))

@@ -17,8 +17,8 @@ from mpi4py import MPI
 from reference import COMM, RANK, SIZE
 from test_checkpoints import first
 
-from mpi4jax import Layout, checkpoints, grids
-from mpi4jax._numerics import store
+from mpi4jax import Layout, checkpoints, grids, output
+from mpi4jax._numerics import cover, store
 
 SELF = MPI.COMM_SELF
 GHOST = 7
@@ -159,32 +159,96 @@ def test_only_what_a_save_has_made_is_removed(folder):
 
 
 @pytest.mark.ranks(2)
-def test_an_index_names_nothing_outside(folder):
+@pytest.mark.parametrize("where", ["folder", "relative", "absolute"])
+def test_an_index_names_nothing_outside(folder, where):
     path, other = folder / f"of{RANK}", folder / f"other{RANK}"
     checkpoints.save(path, tree(1), comm=SELF)
     checkpoints.save(other, tree(2), comm=SELF)
     for file in ("index.json", "unfinished.json"):
         index = json.loads((other / "index.json").read_text())
         del index["crc32"]
-        index["folder"] = f"../{other.name}/arrays-1"
+        if where == "folder":
+            index["folder"] = f"../{other.name}/arrays-1"
+        else:
+            outside = f"../../{other.name}/arrays-1/x"
+            index["arrays"][0]["directory"] = outside if where == "relative" else str(other)
         content = index if file == "index.json" else {"folders": [index, index]}
         check = zlib.crc32(json.dumps([file, content], sort_keys=True).encode())
         (path / file).write_text(json.dumps(content | {"crc32": check}))
-        with pytest.raises(ValueError, match=rf"{file} names '\.\./"):
+        with pytest.raises(ValueError, match=rf"{file} names '(\.\.)?/"):
             checkpoints.save(path, tree(3), comm=SELF)
         if file == "index.json":
-            with pytest.raises(ValueError, match=r"index.json names '\.\./"):
+            with pytest.raises(ValueError, match=r"index.json names '(\.\.)?/"):
                 checkpoints.load(path, tree(0), comm=SELF)
         (path / file).unlink()
         shutil.copy(other / "index.json", path / "index.json")
     assert loaded(other, [2]) == 2
 
 
-def test_blocks_that_do_not_make_up_the_array(folder):
+ROWS, COLUMNS = (Layout((4 * SIZE, 4 * SIZE), {axis: SIZE}) for axis in (0, 1))
+# Which layout rank 0 has, and which one the others have; what all ranks are told.
+LAYOUTS = {
+    "rows and columns": (ROWS, COLUMNS, r"rank 0 writes \[0:4, 0:.*cuts=\(\(1, .* which overlap"),
+    "all and rows": (
+        None,
+        ROWS,
+        r"rank 0 writes \[0:.* by layout None and rank 1 .* which overlap",
+    ),
+    "rows and none": (
+        ROWS,
+        None,
+        rf"have {16 * SIZE} of its {16 * SIZE**2} elements: rank 0 writes",
+    ),
+    "two axes": (
+        0,
+        1,
+        r"rank 0 has array \['x'\] .* \[\*, .* along axis 0, and rank 1 has .* axis 1",
+    ),
+}
+
+
+@pytest.mark.min_ranks(2)
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("function", [checkpoints.save, output.append])
+def test_layouts_of_ranks_that_do_not_fit(folder, name, function):
+    """Their blocks may have as many elements as the array, and cover it twice or not at all."""
+    layout = LAYOUTS[name][RANK > 0]
+    x = np.ones(layout.block_shape(RANK) if isinstance(layout, Layout) else ROWS.shape)
+    more = {} if function is checkpoints.save else {"time": 0.0, "dims": {"x": "ij"}}
+    with pytest.raises(ValueError, match=LAYOUTS[name][2]) as caught:
+        function(folder / "x", {"x": x}, layout, comm=COMM, **more)
+    assert "array ['x'] of" in str(caught.value)
+    assert len(set(COMM.allgather(str(caught.value)))) == 1
+    assert not (folder / "x").exists()
+
+
+def test_fewer_blocks_than_the_layout_has(folder):
     layout = Layout((4 * SIZE, 2), {0: 2 * SIZE})
-    with pytest.raises(ValueError, match=rf"blocks of array x have {4 * SIZE} elements on the com"):
+    with pytest.raises(ValueError, match=rf"exactly once; they have {4 * SIZE} of its {8 * SIZE} "):
         checkpoints.save(folder / "x", np.ones(layout.block_shape(RANK)), layout, comm=COMM)
     assert not (folder / "x").exists()
+
+
+@pytest.mark.ranks(1)
+def test_a_cover_is_exact_or_not():
+    """Random boxes, against counts of each element."""
+    rng, kinds = np.random.default_rng(0), set()
+    for _ in range(600):
+        shape = tuple(rng.integers(0, 4, rng.integers(3)))
+        boxes = []
+        for _ in range(rng.integers(4)):
+            ends = [np.sort(rng.integers(0, n + 1, 2)) for n in shape]
+            boxes.append(tuple(slice(int(a), int(b)) for a, b in ends))
+        counts = np.zeros(shape, int)
+        for box in boxes:
+            counts[box] += 1
+        sums = np.array([cover.halves(box) for box in boxes] or [(0, 0)], np.uint64).sum(axis=0)
+        exact = cover.is_exact(*map(int, sums), shape)
+        assert exact == bool((counts == 1).all()), (shape, boxes)
+        pair = cover.overlapping(boxes)
+        assert (pair is not None) == bool((counts > 1).any())
+        kinds.add((exact, pair is None, counts.size > 0))
+    assert len(kinds) >= 4
 
 
 DTYPES = ["bool", "int8", "uint16", "int32", "int64", "float32", "float64", "complex64", "bfloat16"]

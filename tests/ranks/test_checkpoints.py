@@ -308,7 +308,7 @@ def test_errors(folder):
     (folder / "other").mkdir(exist_ok=True)
     (folder / "other" / f"file{RANK}").write_text("")
     COMM.Barrier()
-    with raises(FileExistsError if RANK == 0 else OSError, "other exists, and is no checkpoint"):
+    with raises(FileExistsError, "other exists, and is no checkpoint"):
         save(x, path="other")
 
 
@@ -321,7 +321,7 @@ def test_an_error_of_one_rank_is_one_of_all(folder, monkeypatch):
         ValueError, "must have the same arrays on all ranks; rank 0 has 1 and rank 1 has 1"
     ):
         save(x if RANK == 0 else x.astype(int))
-    with raises(TypeError if RANK == 1 else OSError, "dtype <U1" if RANK == 1 else "rank 1 has f"):
+    with raises(TypeError, "^save: arr.* <U1" if RANK == 1 else "^save: rank 1 has failed: .* <U1"):
         save("a" if RANK == 1 else x)
 
     def full(*args, **create):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +15,28 @@ from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
 from .._job.flush import flush
-from . import store
+from . import cover
 from .base import as_comm, waits_in
 from .layout import Layout, as_layout
 
+T = TypeVar("T")
 Window = tuple[slice, ...]
+_ONES = 2**64 - 1
+_SHOWN = 4  # ranks that an error names
+# Errors of one rank that the others raise as their own kind; of all others they raise OSError.
+_KINDS = {
+    kind.__name__: kind
+    for kind in (
+        BlockingIOError,
+        FileExistsError,
+        FileNotFoundError,
+        MemoryError,
+        ModuleNotFoundError,
+        PermissionError,
+        TypeError,
+        ValueError,
+    )
+}
 
 
 class Array(NamedTuple):
@@ -46,9 +64,9 @@ class Array(NamedTuple):
     writes: bool = True
 
     @property
-    def written(self) -> list[int] | None:
-        """The shape of what this rank writes, None for nothing."""
-        return [s.stop - s.start for s in self.window] if self.writes else None
+    def block(self) -> Window | None:
+        """What this rank writes, None for nothing."""
+        return self.window if self.writes else None
 
     def along(self, length: int, start: int, stop: int) -> Array:
         """Return the array with another global length, and block, along the axis of `layout`."""
@@ -138,72 +156,171 @@ def _array(op: str, name: str, leaf: Any, layout: Any, rank: int) -> Array:
     return Array(name, leaf, dtype.name, layout, whole, *blocks, writes)
 
 
-def on_all(op: str, comm: MPI.Intracomm, f: Callable[[], Any]) -> list[Any]:
-    """Return the results of all ranks; if one rank raises an error, all ranks raise it."""
-    result, failed, words = None, None, None
+def waiting(op: str, comm: MPI.Intracomm) -> contextlib.AbstractContextManager[None]:
+    """Let reports name the function in which a rank waits."""
+    module = "output" if op == "append" else "checkpoints"
+    return waits_in(as_comm(op, comm), f"{module}.{op}")
+
+
+def _raise(op: str, comm: MPI.Intracomm, error: Exception | None, first: int) -> NoReturn:
+    """Raise this rank's error, or one of the type and with the words of the first rank's error."""
+    kind, words = comm.bcast(error and (type(error).__name__, str(error)), root=first)
+    if error is not None:
+        raise error
+    raise _KINDS.get(kind, OSError)(f"{op}: rank {first} has failed: {kind}: {words}")
+
+
+def agree(op: str, comm: MPI.Intracomm, f: Callable[[], T]) -> T:
+    """Call a function; if it raises an error on one rank, all ranks raise an error of that type.
+
+    It costs one reduction of 24 bytes.
+    """
+    return _agree(op, comm, f, lambda _: 0)[0]
+
+
+def _agree(
+    op: str, comm: MPI.Intracomm, f: Callable[[], T], digest: Callable[[T], int]
+) -> tuple[T, bool]:
+    """Return the result, too, and whether its digest of 64 bits is the same on all ranks."""
+    failed: Exception | None = None
+    result: Any = None
+    mine = 0
     try:
         result = f()
+        mine = digest(result)
     except Exception as error:
-        failed, words = error, f"{type(error).__name__}: {error}"
-    with waits_in(as_comm(op, comm), f"checkpoints.{op}"):
-        found = comm.allgather((result, words))
-    if failed is not None:
-        raise failed
-    for rank, (_, words) in enumerate(found):
-        if words is not None:
-            raise OSError(f"{op}: rank {rank} has failed: {words}")
-    return [result for result, _ in found]
+        failed = error
+    rank, size = comm.Get_rank(), comm.Get_size()
+    least = np.array([size if failed is None else rank, mine, mine ^ _ONES], np.uint64)
+    with waiting(op, comm):
+        comm.Allreduce(MPI.IN_PLACE, least, MPI.MIN)
+        first, low, high = map(int, least)
+        if first < size:
+            _raise(op, comm, failed, first)
+    return result, low ^ high == _ONES
+
+
+def of_first(op: str, comm: MPI.Intracomm, f: Callable[[], T]) -> T:
+    """Return what a function returns on rank 0, on all ranks. If it raises an error, all do."""
+    failed: Exception | None = None
+    result: Any = None
+    if comm.Get_rank() == 0:
+        try:
+            result = f()
+        except Exception as error:
+            failed = error
+    with waiting(op, comm):
+        has_failed, result = comm.bcast((failed is not None, result), root=0)
+        if has_failed:
+            _raise(op, comm, failed, 0)
+    return result  # type: ignore[no-any-return]
+
+
+def _words(a: Array) -> str:
+    """Return what must be the same of an array on all ranks."""
+    axis = a.layout if isinstance(a.layout, int) else None
+    shape = ", ".join("*" if k == axis else str(n) for k, n in enumerate(a.whole))
+    joined = "" if axis is None else f", joined along axis {axis}"
+    return f"array {a.name or 'x'} of dtype {a.dtype} and global shape [{shape}]{joined}"
+
+
+def _refuse_others(op: str, arrays: list[Array], comm: MPI.Intracomm) -> NoReturn:
+    """Raise an error on all ranks that names the first rank with other arrays than rank 0."""
+    mine = [_words(a) for a in arrays]
+    with waiting(op, comm):
+        expected = comm.bcast(mine, root=0)
+        rank = np.array([comm.Get_rank() if mine != expected else comm.Get_size()])
+        comm.Allreduce(MPI.IN_PLACE, rank, MPI.MIN)
+        other = comm.bcast(mine, root=int(rank[0]))
+    differ = next((p for p in zip(expected, other, strict=False) if p[0] != p[1]), None)
+    raise ValueError(
+        f"{op}: argument 'tree' must have the same arrays on all ranks; rank 0 has "
+        f"{len(expected)} and rank {rank[0]} has {len(other)}"
+        + (f": rank 0 has {differ[0]}, and rank {rank[0]} has {differ[1]}" if differ else "")
+    )
 
 
 def _joined(op: str, arrays: list[Array], comm: MPI.Intracomm) -> list[Array]:
-    """Return the arrays with the lengths of all ranks, which must have the same arrays."""
-
-    def seen(a: Array) -> tuple[Any, ...]:
-        joins = isinstance(a.layout, int)
-        shape = [-1 if joins and axis == a.layout else n for axis, n in enumerate(a.whole)]
-        return a.name, a.dtype, shape, a.layout if joins else None
-
-    lengths = [a.whole[a.layout] if isinstance(a.layout, int) else 0 for a in arrays]
-    found = comm.allgather((lengths, [seen(a) for a in arrays]))
-    for rank, (_, other) in enumerate(found):
-        if other != found[0][1]:
-            differ = next((p for p in zip(found[0][1], other, strict=False) if p[0] != p[1]), None)
-            raise ValueError(
-                f"{op}: argument 'tree' must have the same arrays on all ranks; rank 0 has "
-                f"{len(found[0][1])} and rank {rank} has {len(other)}"
-                + (f", rank 0 {differ[0]} and rank {rank} {differ[1]}" if differ else "")
-            )
-    out = []
-    for number, a in enumerate(arrays):
-        if isinstance(a.layout, int):
-            parts = [lengths[number] for lengths, _ in found]
-            start = sum(parts[: comm.Get_rank()])
-            a = a.along(sum(parts), start, start + parts[comm.Get_rank()])
-        out.append(a)
-    return out
+    """Return the arrays with this rank's places along axes that join the blocks of all ranks."""
+    lengths = np.array([a.whole[a.layout] for a in arrays if isinstance(a.layout, int)], np.int64)
+    if not lengths.size:
+        return arrays
+    starts, totals = np.zeros_like(lengths), np.zeros_like(lengths)
+    with waiting(op, comm):
+        comm.Exscan(lengths, starts, MPI.SUM)
+        comm.Allreduce(lengths, totals, MPI.SUM)
+    if comm.Get_rank() == 0:
+        starts[:] = 0  # MPI leaves them undefined
+    places = iter(zip(totals.tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True))
+    return [a.along(*next(places)) if isinstance(a.layout, int) else a for a in arrays]
 
 
-def _largest_block(op: str, a: Array, of_ranks: Sequence[list[int] | None]) -> list[int]:
-    """Return the shape of the largest block of all ranks; the blocks must make up the array."""
-    blocks = [block for block in of_ranks if block is not None]
-    covered, elements = sum(map(math.prod, blocks)), math.prod(a.whole)
-    if covered != elements:
-        raise ValueError(
-            f"{op}: argument 'layouts': the blocks of array {a.name or 'x'} have {covered} "
-            f"elements on the communicator's {len(of_ranks)} ranks; expected {elements}, as in "
-            f"shape {a.whole}"
-        )
-    return [max(axis) for axis in zip(*blocks, strict=True)]
+def _check_cover(op: str, arrays: list[Array], comm: MPI.Intracomm) -> list[int]:
+    """Check that the blocks of all ranks cover each array exactly once, by one reduction.
+
+    Returns:
+        For each array a number, which is the same for arrays with the same blocks on all ranks.
+    """
+    rank = comm.Get_rank()
+    sums = np.zeros((len(arrays), 3), np.uint64)
+    for row, a in zip(sums, arrays, strict=True):
+        low, high = (0, 0) if a.block is None else cover.halves(a.block)
+        row[:] = low, high, cover.number(rank, a.block)
+    with waiting(op, comm):
+        comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+    for (low, high, _), a in zip(sums.tolist(), arrays, strict=True):
+        if not cover.is_exact(low, high, a.whole):
+            _refuse_blocks(op, a, comm)
+    return [cover.number(s, a.whole) for s, a in zip(sums[:, 2].tolist(), arrays, strict=True)]
+
+
+def _refuse_blocks(op: str, a: Array, comm: MPI.Intracomm) -> NoReturn:
+    """Raise an error on all ranks that says which blocks do not cover an array exactly once."""
+    with waiting(op, comm):
+        of_ranks = comm.gather((a.block, repr(a.layout)), root=0)
+        words = comm.bcast(of_ranks and _cover_words(a, of_ranks), root=0)
+    raise ValueError(
+        f"{op}: argument 'layouts': the blocks of all ranks must cover array {a.name or 'x'} of "
+        f"global shape {a.whole} exactly once; {words}"
+    )
+
+
+def _cover_words(a: Array, of_ranks: list[tuple[Window | None, str]]) -> str:
+    def has(rank: int) -> str:
+        block, layout = of_ranks[rank]
+        where = ", ".join(f"{s.start}:{s.stop}" for s in block or ())
+        return f"rank {rank} writes {f'[{where}]' if block else 'nothing'} by layout {layout}"
+
+    blocks = [block for block, _ in of_ranks]
+    if (pair := cover.overlapping(blocks)) is not None:
+        return f"{has(pair[0])} and {has(pair[1])}, which overlap"
+    covered = sum(math.prod(s.stop - s.start for s in block) for block in blocks if block)
+    shown = ", ".join(has(rank) for rank in range(min(len(of_ranks), _SHOWN)))
+    more = f", and so on for {len(of_ranks)} ranks" if len(of_ranks) > _SHOWN else ""
+    return f"they have {covered} of its {math.prod(a.whole)} elements: {shown}{more}"
 
 
 def to_write(
     op: str, tree: Any, layouts: Any, comm: MPI.Intracomm
-) -> list[tuple[Array, list[int]]]:
-    """Return the arrays of a tree, each with the shape of the largest block of all ranks."""
+) -> tuple[list[Array], list[int]]:
+    """Return the arrays of a tree, and for each a number that arrays with the same blocks share."""
     flush()  # operations that this thread has started may be on the same communicator
-    arrays: list[Array] = []
-    on_all(op, comm, store.check_library)
-    on_all(op, comm, lambda: arrays.extend(arrays_of(op, tree, layouts, comm.Get_rank())))
+    arrays, are_same = _agree(
+        op,
+        comm,
+        lambda: arrays_of(op, tree, layouts, comm.Get_rank()),
+        lambda arrays: cover.number([_words(a) for a in arrays]),
+    )
+    if not are_same:
+        _refuse_others(op, arrays, comm)
     arrays = _joined(op, arrays, comm)
-    blocks = zip(*comm.allgather([a.written for a in arrays]), strict=True)
-    return [(a, _largest_block(op, a, b)) for a, b in zip(arrays, blocks, strict=True)]
+    return arrays, _check_cover(op, arrays, comm)
+
+
+def largest_blocks(op: str, arrays: list[Array], comm: MPI.Intracomm) -> list[list[int]]:
+    """Return for each array the shape of the largest block of all ranks."""
+    lengths = np.array([s.stop - s.start if a.writes else 0 for a in arrays for s in a.window])
+    with waiting(op, comm):
+        comm.Allreduce(MPI.IN_PLACE, lengths := lengths.astype(np.int64), MPI.MAX)
+    found = iter(lengths.tolist())
+    return [[next(found) for _ in a.window] for a in arrays]

@@ -155,8 +155,11 @@ def _read_json(file: Path) -> Json | None:
             f"checkpoints: {file} is damaged, or was written by another version of mpi4jax"
         ) from None
     for named in content.get("folders", [content]):
-        if not re.fullmatch(r"arrays-\d+", named["folder"]):
-            raise ValueError(f"checkpoints: {file} names {named['folder']!r}, not its own")
+        names = [(r"arrays-\d+", named["folder"])]
+        names += [(r"[\w-][\w.-]*", a["directory"]) for a in named["arrays"]]
+        for pattern, name in names:
+            if not re.fullmatch(pattern, name, re.ASCII):
+                raise ValueError(f"checkpoints: {file} names {name!r}, not its own")
     return content
 
 

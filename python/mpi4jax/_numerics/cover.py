@@ -1,0 +1,59 @@
+"""Whether the blocks of all ranks cover a global array exactly once, by messages of constant size.
+
+The elements of a block are a polynomial: element (i, j) is the monomial x**i * y**j. Blocks cover
+the array exactly once if and only if the sum of their polynomials is that of the array. Ranks add
+values of the polynomials at one point, modulo a prime (Schwartz 1980, Zippel 1979): if the
+polynomials differ, so do the values, except with a probability of the array's sum of axis lengths
+divided by 2**61.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+_PRIME = 2**61 - 1
+
+#: Low and high 32 bits of a value: the sum over 2**32 ranks fits into 64 bits.
+Halves = tuple[int, int]
+
+
+def number(*words: object) -> int:
+    """Return 64 bits that follow from the words, the same in each process."""
+    return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big")
+
+
+def _value(intervals: Iterable[tuple[int, int]]) -> int:
+    """Return the value of a block's polynomial, without factors that all blocks have."""
+    product = 1
+    for axis, (start, stop) in enumerate(intervals):
+        x = number("point", axis) % _PRIME
+        product = product * (pow(x, stop, _PRIME) - pow(x, start, _PRIME)) % _PRIME
+    return product
+
+
+def halves(window: Sequence[slice]) -> Halves:
+    """Return the summands of a block."""
+    value = _value((s.start, s.stop) for s in window)
+    return value & (2**32 - 1), value >> 32
+
+
+def is_exact(low: int, high: int, shape: Sequence[int]) -> bool:
+    """Whether the blocks, of which the sums of the halves are given, cover an array of a shape."""
+    return (low + (high << 32)) % _PRIME == _value((0, n) for n in shape)
+
+
+def overlapping(blocks: Sequence[tuple[slice, ...] | None]) -> tuple[int, int] | None:
+    """Return the first two ranks whose blocks overlap, or None. A rank may have no block."""
+    here = [rank for rank, block in enumerate(blocks) if block is not None]
+    starts = np.array([[s.start for s in blocks[rank] or ()] for rank in here], np.int64)
+    stops = np.array([[s.stop for s in blocks[rank] or ()] for rank in here], np.int64)
+    for k, rank in enumerate(here):
+        low = np.maximum(starts[k], starts[k + 1 :])
+        high = np.minimum(stops[k], stops[k + 1 :])
+        (found,) = np.nonzero((low < high).all(axis=1))
+        if found.size:
+            return rank, here[k + 1 + found[0]]
+    return None
