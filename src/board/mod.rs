@@ -58,7 +58,7 @@ pub enum Once {
     Terminated,
 }
 
-const MAGIC: u64 = 0x6d70_6934_6a61_7832 ^ ((size_of::<Slot>() as u64) << 32);
+const MAGIC: u64 = 0x6d70_6934_6a61_7833 ^ ((size_of::<Slot>() as u64) << 32);
 /// How many boards of killed jobs are kept.
 const KEPT: usize = 2;
 /// The largest number of ranks of a host that have slots.

@@ -2,16 +2,19 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::sync::lock;
 use crate::system::now;
 
 /// How many operations are remembered.
 pub const RECORDS: usize = 256;
-/// How many communicators are compared, and how many of their last collectives.
+/// How many communicators are compared, and how many entries each has for its last collectives. Many programs repeat a sequence of
+/// 1, 2, 3, 4 or 6 collectives, whose lengths divide this number: then no entry changes.
 pub const CELLS: usize = 32;
-pub const PRINTS: usize = 8;
+pub const PRINTS: usize = 12;
+/// How many bits of an entry are the number of a collective: at 0.5 us each, they last for 4 years.
+const SINCE: u32 = 48;
 /// With how many ranks messages are counted, and how many of the last ones are compared.
 pub const PEERS: usize = 64;
 pub const MESSAGES: usize = 4;
@@ -55,6 +58,11 @@ pub const FAILED: u64 = 1;
 pub const PENDING: u64 = 2;
 
 /// The collectives of a communicator.
+///
+/// Neighbors read all cache lines but the last one in each collective. A line that one core writes and another core reads is
+/// transferred twice, which takes as long as a small collective if the cores share no cache. So a collective writes only to the last
+/// line, and to an entry only if the entry changes: while a program repeats its collectives, no line is transferred. Neighbors read
+/// the last line only if collectives differ.
 #[repr(C, align(64))]
 #[derive(Default)]
 pub struct Cell {
@@ -63,16 +71,24 @@ pub struct Cell {
     pub class: AtomicU64,
     pub origin: AtomicU64,
     pub name: AtomicU64,
+    /// [`FREED`], [`THREADS`], [`MIXED`].
+    pub flags: AtomicU32,
+    /// Entry n % PRINTS describes collective n. The first number is the hash of what must be equal on all ranks. The lower bits of the
+    /// second one are the number of the collective since which the entry has not changed, and its upper bits are a hash of the names
+    /// and shapes of the leaves. The second number is 0 while the entry is written.
+    prints: [[AtomicU64; 2]; PRINTS],
+    own: NewLine,
     /// How many collectives, and how many messages, this rank has begun.
     pub number: AtomicU64,
     pub messages: AtomicU64,
     /// Collectives that run now, in whichever thread.
     pub running: AtomicU32,
-    /// [`FREED`], [`THREADS`], [`MIXED`].
-    pub flags: AtomicU32,
-    /// Entry n % PRINTS is about collective n: n, and hashes of what has to be equal and of names and shapes of leaves.
-    prints: [[AtomicU64; 3]; PRINTS],
 }
+
+/// The next field begins a new cache line.
+#[repr(C, align(64))]
+#[derive(Default)]
+struct NewLine;
 
 pub const FREED: u32 = 1;
 /// Several threads have used it at the same time: numbers say nothing.
@@ -87,7 +103,8 @@ pub struct Print {
     pub form: u64,
 }
 
-/// Messages to and from a rank, on a communicator.
+/// Messages to and from a rank, on a communicator. For each message the receiver reads the first cache line, which is written only
+/// if the type of the messages changes, as in a [`Cell`].
 #[repr(C, align(64))]
 pub struct Peer {
     /// A hash of the communicator and the rank; 0: the entry is free.
@@ -95,10 +112,15 @@ pub struct Peer {
     /// The communicator, as its ranks know it, and the rank in `MPI_COMM_WORLD`.
     pub comm: AtomicU64,
     pub rank: AtomicI32,
-    /// How many messages have been noted in `prints`.
-    pub noted: AtomicU32,
+    /// The kind of all messages in `prints`, if they have the same kind; else 0.
+    pub steady: AtomicU64,
+    own: NewLine,
     pub sent: AtomicU64,
     pub received: AtomicU64,
+    /// How many messages have been noted in `prints`; how many of the last ones have the same kind; and this kind.
+    pub noted: AtomicU32,
+    alike: AtomicU32,
+    kind: AtomicU64,
     /// An entry for each of the last messages sent: the hash by which it is recognized, the meaning of its bits, and the hash of
     /// names and shapes of its leaves.
     pub prints: [[AtomicU64; 3]; MESSAGES],
@@ -123,6 +145,8 @@ pub struct Slot {
     /// When the process was started, and within what numbers of processes are unique.
     pub start: AtomicU64,
     pub space: AtomicU64,
+    /// How often `MPI_COMM_WORLD` has been duplicated.
+    pub copies: AtomicU64,
     /// Others wake this rank's watchdog by it.
     pub bell: AtomicU32,
     /// How often others have asked where its threads are, and which of that is answered.
@@ -135,8 +159,6 @@ pub struct Slot {
     /// Milliseconds: when its watchdog has looked last, and when a thread has used the processor that waits for nothing.
     pub looked: AtomicU64,
     pub busy: AtomicU64,
-    /// How often `MPI_COMM_WORLD` has been duplicated.
-    pub copies: AtomicU64,
     /// What found no place in the tables: the largest number of collectives on one communicator; messages; pending requests.
     pub lost_number: AtomicU64,
     pub lost_sent: AtomicU64,
@@ -269,7 +291,11 @@ impl Slot {
             self.lost_sent.fetch_add(peer.sent.swap(0, Ordering::Relaxed), Ordering::Relaxed);
             self.lost_received.fetch_add(peer.received.swap(0, Ordering::Relaxed), Ordering::Relaxed);
             peer.prints.as_flattened().iter().for_each(|print| print.store(0, Ordering::Relaxed));
+            for number in [&peer.steady, &peer.kind] {
+                number.store(0, Ordering::Relaxed);
+            }
             peer.noted.store(0, Ordering::Relaxed);
+            peer.alike.store(0, Ordering::Relaxed);
             peer.comm.store(comm, Ordering::Relaxed);
             peer.rank.store(rank, Ordering::Relaxed);
             peer.key.store(key, Ordering::Release);
@@ -280,7 +306,10 @@ impl Slot {
     /// The messages to and from a rank on a communicator, if there have been any.
     pub fn known_peer(&self, comm: u64, rank: i32) -> Option<&Peer> {
         let key = mix(comm, rank as u64).max(1);
-        self.peers.iter().find(|peer| peer.key.load(Ordering::Acquire) == key)
+        let places = (0..PEERS).map(|step| &self.peers[(key as usize % PEERS + step) % PEERS]);
+        let mut used =
+            places.map(|peer| (peer.key.load(Ordering::Acquire), peer)).take_while(|(key, _)| *key != 0);
+        used.find(|(found, _)| *found == key).map(|(_, peer)| peer)
     }
 }
 
@@ -293,28 +322,45 @@ impl Cell {
         self.prints.as_flattened().iter().for_each(|number| number.store(0, Ordering::Relaxed));
     }
 
-    /// Notes a collective before it runs; its number. One thread at a time does it: where two do, numbers say nothing.
+    /// Notes a collective before it runs, and returns its number. If two threads do so at a time, the numbers mean nothing.
+    ///
+    /// Two ranks note their collectives, and then each looks at the [`Self::print`] of the other. If the collectives differ, at least
+    /// one of the ranks sees the difference, because the stores to entries and numbers, and the loads of both, are sequentially
+    /// consistent.
     #[inline(always)]
     pub fn note(&self, print: u64, form: u64) -> u64 {
-        let number = self.number.fetch_add(1, Ordering::SeqCst) + 1;
-        let entry = &self.prints[number as usize % PRINTS];
-        entry[0].store(0, Ordering::Release);
-        entry[1].store(print, Ordering::Relaxed);
-        entry[2].store(form, Ordering::Relaxed);
-        entry[0].store(number, Ordering::SeqCst);
-        number
+        let number = self.number.load(Ordering::Relaxed) + 1;
+        let [its_print, its_since] = &self.prints[number as usize % PRINTS];
+        let (since, form) = (its_since.load(Ordering::Relaxed), short(form));
+        if since == 0 || since >> SINCE != form || its_print.load(Ordering::Relaxed) != print {
+            its_since.store(0, Ordering::Relaxed);
+            fence(Ordering::Release);
+            its_print.store(print, Ordering::Relaxed);
+            its_since.store(form << SINCE | number, Ordering::SeqCst);
+        }
+        self.number.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// What was noted of a collective. None: it has not come to it, or is far ahead.
+    /// The entry of a collective. If the rank has not come to the collective, the entry may still change. `None`: the rank is far
+    /// ahead, and the entry describes a later collective, or is being written.
     #[inline(always)]
+    fn entry(&self, number: u64) -> Option<Print> {
+        let [print, since] = &self.prints[number as usize % PRINTS];
+        let before = since.load(Ordering::SeqCst);
+        let found = Print { print: print.load(Ordering::Acquire), form: before >> SINCE };
+        let is_known = before != 0 && before & ((1 << SINCE) - 1) <= number;
+        (is_known && since.load(Ordering::Relaxed) == before).then_some(found)
+    }
+
+    /// Whether the entry of a collective equals this print. If the entry changes later, the rank that changes it sees the difference.
+    #[inline(always)]
+    pub fn repeats(&self, number: u64, print: &Print) -> bool {
+        self.entry(number) == Some(*print)
+    }
+
+    /// What was noted of a collective. `None`: the rank has not come to it, or is far ahead.
     pub fn print(&self, number: u64) -> Option<Print> {
-        let [its, print, form] = &self.prints[number as usize % PRINTS];
-        if its.load(Ordering::SeqCst) != number {
-            return None;
-        }
-        let load = |it: &AtomicU64| it.load(Ordering::Acquire);
-        let found = Print { print: load(print), form: load(form) };
-        (its.load(Ordering::Relaxed) == number).then_some(found)
+        if self.number.load(Ordering::SeqCst) < number { None } else { self.entry(number) }
     }
 
     #[inline]
@@ -324,6 +370,32 @@ impl Cell {
 
     pub fn set(&self, flag: u32) {
         self.flags.fetch_or(flag, Ordering::Relaxed);
+    }
+}
+
+/// The upper bits of a hash, as many as stand beside a number of `SINCE` bits; 0 only if the hash is 0.
+fn short(hash: u64) -> u64 {
+    if hash == 0 { 0 } else { (hash >> SINCE).max(1) }
+}
+
+impl Peer {
+    /// Notes that a message of this kind is about to be sent, and returns its entry, which the caller writes.
+    #[inline]
+    pub fn note(&self, kind: u64) -> &[AtomicU64; 3] {
+        let is_alike = self.kind.load(Ordering::Relaxed) == kind;
+        let alike = if is_alike { self.alike.load(Ordering::Relaxed).saturating_add(1) } else { 1 };
+        if !is_alike {
+            self.kind.store(kind, Ordering::Relaxed);
+            if self.steady.load(Ordering::Relaxed) != 0 {
+                self.steady.store(0, Ordering::Release);
+            }
+        }
+        self.alike.store(alike, Ordering::Relaxed);
+        let number = self.noted.fetch_add(1, Ordering::AcqRel);
+        if alike == MESSAGES as u32 {
+            self.steady.store(kind, Ordering::Release);
+        }
+        &self.prints[number as usize % MESSAGES]
     }
 }
 

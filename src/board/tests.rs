@@ -1,5 +1,5 @@
 use super::*;
-use crate::board::slot::{FREED, MESSAGES, PEERS, RECORDS};
+use crate::board::slot::{FREED, MESSAGES, PEERS, Print, RECORDS};
 
 fn slot() -> &'static Slot {
     // SAFETY: all-zero is a value of a slot, whose fields are atomics.
@@ -8,9 +8,14 @@ fn slot() -> &'static Slot {
 
 #[test]
 fn a_slot_is_as_large_as_the_page_says() {
-    assert_eq!(size_of::<Slot>(), 56 << 10, "docs/debugging.md says how much memory a rank takes");
+    assert_eq!(size_of::<Slot>(), 60 << 10, "docs/debugging.md says how much memory a rank takes");
     assert_eq!(bytes_of(0), 20 << 10, "docs/debugging.md says how large the table is");
     assert_eq!((size_of::<Raw>(), RECORDS), (64, 256));
+    // Other ranks read these fields in each operation, so they are on cache lines that an operation does not write.
+    use std::mem::offset_of;
+    assert!(offset_of!(Slot, copies) < 64 && offset_of!(Slot, next) >= 64);
+    assert!(offset_of!(Cell, flags) < 64 && offset_of!(Cell, number) == 256 && size_of::<Cell>() == 320);
+    assert!(offset_of!(Peer, steady) < 64 && offset_of!(Peer, sent) == 64 && size_of::<Peer>() == 192);
 }
 
 #[test]
@@ -34,13 +39,27 @@ fn words_are_read_back_until_others_take_their_place() {
 fn collectives_are_compared_by_number() {
     let (one, other) = (Cell::default(), Cell::default());
     for number in 1..20 {
-        assert_eq!(one.note(7, 1), number);
+        assert_eq!(one.note(if number < 4 { number } else { 7 }, 1), number);
     }
     assert_eq!((one.print(1), one.print(20)), (None, None), "far ahead, and not there yet");
+    let one = Cell::default();
+    (1..20).for_each(|number| assert_eq!(one.note(7, 1), number));
     (0..18).for_each(|_| assert_ne!(other.note(7, 1), 0));
     assert_eq!(one.print(18), other.print(18));
     other.note(8, 1);
-    assert_ne!(one.print(19).unwrap().print, other.print(19).unwrap().print);
+    let of = |print: u64| Print { print, form: 0 };
+    assert!(other.repeats(19, &Print { print: 8, form: 1 }) && !other.repeats(19, &of(8)));
+    assert_eq!((other.print(18).map(|it| it.print), other.print(20)), (Some(7), None), "not there yet");
+    // Two collectives in turns: each entry is written once.
+    let turns = Cell::default();
+    (0..120).for_each(|i| assert_ne!(turns.note(i % 2, 0), 0));
+    assert_eq!(
+        [1, 2, 50, 119, 121].map(|n| turns.print(n)),
+        [Some(of(0)), Some(of(1)), Some(of(1)), Some(of(0)), None]
+    );
+    assert!(turns.repeats(121, &of(0)) && !turns.repeats(121, &of(1)), "unless it changes");
+    turns.note(9, 0);
+    assert_eq!([109, 110, 120, 121].map(|n| turns.print(n)), [None, Some(of(1)), Some(of(1)), Some(of(9))]);
 }
 
 #[test]
@@ -55,6 +74,53 @@ fn cells_of_freed_communicators_are_used_again() {
     all[3].set(FREED);
     assert!(std::ptr::eq(slot.claim().unwrap(), all[3]));
     assert_eq!((all[3].number.load(Ordering::Relaxed), slot.lost_number.load(Ordering::Relaxed)), (0, 5));
+}
+
+/// Two ranks note a collective at the same time, and look at the other's. If they differ, at least one rank sees the difference.
+#[test]
+fn of_two_ranks_that_differ_one_sees_it() {
+    let (cells, rounds) = ([Cell::default(), Cell::default()], 20_000);
+    let (at, seen) = (AtomicU64::new(0), [AtomicU64::new(0), AtomicU64::new(0)]);
+    let meet = |number: u64| {
+        at.fetch_add(1, Ordering::AcqRel);
+        while at.load(Ordering::Acquire) < number {
+            std::hint::spin_loop();
+        }
+    };
+    std::thread::scope(|scope| {
+        for me in 0..2 {
+            let (cells, seen, meet) = (&cells, &seen, &meet);
+            scope.spawn(move || {
+                for round in 1..=rounds {
+                    // In turns, the collective of one rank changes, or that of the other one, or both, or none.
+                    let what = |rank: u64| if round % 4 & (1 << rank) != 0 { 10 * round + rank } else { 5 };
+                    meet(4 * round - 2);
+                    let (number, ours) =
+                        (cells[me].note(what(me as u64), 0), Print { print: what(me as u64), form: 0 });
+                    let its = &cells[1 - me];
+                    let differs =
+                        !its.repeats(number, &ours) && its.print(number).is_some_and(|it| it != ours);
+                    seen[me].store(u64::from(differs), Ordering::Release);
+                    meet(4 * round);
+                    let any = seen.iter().any(|it| it.load(Ordering::Acquire) == 1);
+                    assert_eq!(any, what(0) != what(1), "round {round}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn messages_of_one_kind_are_steady() {
+    let slot = slot();
+    let peer = slot.peer(5, 1);
+    let steady = || peer.steady.load(Ordering::Relaxed);
+    let send = |kinds: &[u64]| kinds.iter().map(|&kind| (peer.note(kind), steady()).1).collect::<Vec<_>>();
+    assert_eq!(send(&[7, 7, 7, 7, 7]), [0, 0, 0, 7, 7]);
+    assert_eq!(send(&[8, 7, 7, 7, 7]), [0, 0, 0, 0, 7], "as long as one of the last four is another");
+    (0..PEERS as i32 / 2).for_each(|rank| assert_eq!(slot.peer(5, rank).rank.load(Ordering::Relaxed), rank));
+    assert!((0..32).all(|rank| std::ptr::eq(slot.known_peer(5, rank).unwrap(), slot.peer(5, rank))));
+    assert!(slot.known_peer(5, 99).is_none());
 }
 
 #[test]

@@ -55,6 +55,11 @@ fn meaning(dtype: Dtype) -> u64 {
     kind << 8 | size as u64
 }
 
+/// Two messages of the same kind have the same type for the receiver.
+fn kind(dtype: Dtype, form: u64) -> u64 {
+    mix(meaning(dtype), form) | 1
+}
+
 /// A hash by which both ends recognize a message; 0: the message is not compared. Zeros have the same value in every dtype, and
 /// programs send arbitrary data as elements of 8 bits.
 fn key(buffer: &Buffer, tag: i32) -> u64 {
@@ -98,10 +103,10 @@ pub fn sends(call: &Call) {
     if let Some(buffer) = call.send.filter(|_| stream == Stream::NONE && board().is_shared())
         && let Some((_, peer)) = peer(&call.site.comm, envelope.dest)
     {
-        let place = &peer.prints[peer.noted.fetch_add(1, Ordering::AcqRel) as usize % MESSAGES];
+        let &(_, form) = call.site.base.get_or_init(|| (0, form(call.site)));
+        let place = peer.note(kind(buffer.dtype(), form));
         place[0].store(0, Ordering::Release);
         place[1].store(meaning(buffer.dtype()), Ordering::Relaxed);
-        let &(_, form) = call.site.base.get_or_init(|| (0, form(call.site)));
         place[2].store(form, Ordering::Relaxed);
         place[0].store(key(&buffer, envelope.sendtag), Ordering::Release);
     }
@@ -125,6 +130,11 @@ pub fn received(call: &Call, source: i32, tag: i32, count: usize) {
     let buffer = recv.part(0, count.min(recv.count()));
     let (Some(slot), Some(me)) = (board().slot(world), comm.world_rank(comm.rank)) else { return };
     let Some(its) = slot.known_peer(comm.message_key(), me) else { return };
+    let form = if call.site.forms.received.is_empty() { 0 } else { hash(&call.site.forms.received) };
+    // All of the sender's last messages have this type.
+    if its.steady.load(Ordering::Acquire) == kind(buffer.dtype(), form) {
+        return;
+    }
     // What is not among its last messages any more may be the one.
     let noted = u64::from(its.noted.load(Ordering::Acquire));
     if noted.saturating_sub(number - 1) > MESSAGES as u64 || noted < number {
@@ -133,7 +143,6 @@ pub fn received(call: &Call, source: i32, tag: i32, count: usize) {
     let key = key(&buffer, tag);
     let found =
         its.prints.each_ref().map(|print| print.each_ref().map(|number| number.load(Ordering::Acquire)));
-    let form = if call.site.forms.received.is_empty() { 0 } else { hash(&call.site.forms.received) };
     let mut candidates = found.iter().filter(|print| key != 0 && print[0] == key).peekable();
     if candidates.peek().is_none() {
         return;
