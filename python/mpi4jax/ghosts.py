@@ -24,7 +24,7 @@ from ._numerics.base import (
     as_comm,
     waits_in,
 )
-from ._op.comm import default_comm
+from ._op.comm import given_or_default
 from .ops import alltoallv, ialltoallv
 
 __all__ = ["Plan"]
@@ -182,7 +182,7 @@ class Plan(Uncopied):
 
     def __init__(self, owned_ids: Any, needed_ids: Any, *, comm: MPI.Intracomm | None = None):
         known = as_comm("ghosts.Plan", comm)
-        self.comm = default_comm() if comm is None else comm
+        self._comm = given_or_default(comm)
         flush()  # operations that have been called on this communicator come first on all ranks
         number = known.cache["plans"] = known.cache.get("plans", 0) + 1
         self._name = f"ghosts.Plan {number}"  # ranks compare the names of leaves
@@ -190,15 +190,15 @@ class Plan(Uncopied):
             self._make(owned_ids, needed_ids)
 
     def _make(self, owned_ids: Any, needed_ids: Any) -> None:
-        rank = self.comm.rank
+        rank = self._comm.rank
         owned, needed = _all_or_none(
-            self.comm,
+            self._comm,
             lambda: (
                 _as_ids("owned_ids", owned_ids, rank),
                 _as_ids("needed_ids", needed_ids, rank),
             ),
         )
-        directory = _Directory(self.comm, owned)
+        directory = _Directory(self._comm, owned)
         ids, places = np.unique(needed, return_inverse=True)
         owners, rows = directory.find(ids)
 
@@ -209,7 +209,7 @@ class Plan(Uncopied):
         far = owners != rank
         order = np.lexsort((first, owners))
         order = order[far[order]]
-        requests = _RowExchange(self.comm, owners[order])
+        requests = _RowExchange(self._comm, owners[order])
         (self._sent_rows,) = requests.send(rows[order])
         self._counts = requests.recv_counts.tolist(), requests.send_counts.tolist()
         self.destinations, self.sources = (
@@ -245,7 +245,7 @@ class Plan(Uncopied):
             if leaf.shape[:1] != (rows,):
                 raise ValueError(
                     f"ghosts.Plan.{name}: argument '{argument}' must have a row for each id; "
-                    f"expected ({rows}, ...) on rank {self.comm.rank}, got {leaf.shape}"
+                    f"expected ({rows}, ...) on rank {self._comm.rank}, got {leaf.shape}"
                 )
             if name.endswith("add") and not jnp.issubdtype(leaf.dtype, np.number):
                 raise TypeError(
@@ -305,7 +305,7 @@ class Plan(Uncopied):
             The transpose is :meth:`add`.
         """
         x = self._checked("fill", "x", x, self._owned)
-        received = alltoallv(self._to_send(x), *self._counts, comm=self.comm)
+        received = alltoallv(self._to_send(x), *self._counts, comm=self._comm)
         return self._filled([received], self._own(x))
 
     def add(self, y: Any) -> Any:
@@ -328,7 +328,7 @@ class Plan(Uncopied):
         """
         y = self._checked("add", "y", y, self._needed)
         back, own = self._to_return(y)
-        return self._added([alltoallv(back, *self._counts[::-1], comm=self.comm)], own)
+        return self._added([alltoallv(back, *self._counts[::-1], comm=self._comm)], own)
 
     def ifill(self, x: Any) -> Any:
         """Initiate :meth:`fill` without waiting; :func:`mpi4jax.wait` returns its result.
@@ -336,14 +336,14 @@ class Plan(Uncopied):
         It takes the arguments of :meth:`fill`. Between the two, compute what needs no ghosts.
         """
         x = self._checked("ifill", "x", x, self._owned)
-        request = ialltoallv(self._to_send(x), *self._counts, comm=self.comm)
+        request = ialltoallv(self._to_send(x), *self._counts, comm=self._comm)
         return CompositeRequest([request, self._own(x)], CompositeKind("fill", self._filled))
 
     def iadd(self, y: Any) -> Any:
         """Initiate :meth:`add` without waiting; :func:`mpi4jax.wait` returns its result."""
         y = self._checked("iadd", "y", y, self._needed)
         back, own = self._to_return(y)
-        request = ialltoallv(back, *self._counts[::-1], comm=self.comm)
+        request = ialltoallv(back, *self._counts[::-1], comm=self._comm)
         return CompositeRequest([request, own], CompositeKind("add", self._added))
 
 

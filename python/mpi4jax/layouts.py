@@ -13,7 +13,7 @@ from mpi4py import MPI
 from ._numerics.base import as_array
 from ._numerics.files import is_layout
 from ._numerics.layout import Layout, Pieces, Shape, Windows, as_layout, batch_of
-from ._op.comm import default_comm
+from ._op.comm import given_or_default
 from .ops.alltoallv import alltoallv
 from .ops.ragged_alltoall import ragged_alltoall
 
@@ -23,7 +23,7 @@ __all__ = ["Layout", "migrate", "redistribute"]
 def comm_of(op: str, comm: MPI.Intracomm | None, *given: Any) -> MPI.Intracomm:
     """Return the communicator of an argument, else of shardings and blocks, else the default."""
     found = [g.comm for g in (*given,) if hasattr(g, "comm")]
-    found = [comm, *found] if comm is not None else found or [default_comm()]
+    found = [comm, *found] if comm is not None else found or [given_or_default(None)]
     if any(MPI.Comm.Compare(c, found[0]) not in (MPI.IDENT, MPI.CONGRUENT) for c in found[1:]):
         raise ValueError(
             f"{op}: the arguments are on communicators of different ranks; expected meshes of one "

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
 from ._numerics.base import mentioned, names_of, vary_over, varying_axes
-from ._op.comm import default_comm
+from ._op.comm import given_or_default
 from ._spmd.mesh import Mesh
 from .ops import allgather
 
@@ -347,7 +347,7 @@ def batches(iterable: Iterable[T], comm: MPI.Intracomm | None = None) -> Iterato
         >>> float(mean)
         3.0
     """
-    comm = default_comm() if comm is None else comm
+    comm = given_or_default(comm)
     iterator, rows, batch = iter(iterable), 0, None
     while True:
         new = next(iterator, None)
@@ -392,7 +392,7 @@ class Sampler:
                 f"samples, got {batch_size}"
             )
         self.samples, self.batch_size, self.seed = samples, batch_size, seed
-        self._comm = default_comm() if comm is None else comm
+        self._comm = given_or_default(comm)
         #: The epoch and the number of the next batch in it.
         self.state = {"epoch": 0, "batch": 0}
 
