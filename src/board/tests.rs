@@ -93,7 +93,7 @@ fn of_two_ranks_that_differ_one_sees_it() {
             scope.spawn(move || {
                 for round in 1..=rounds {
                     // In turns, the collective of one rank changes, or that of the other one, or both, or none.
-                    let what = |rank: u64| if round % 4 & (1 << rank) != 0 { 10 * round + rank } else { 5 };
+                    let what = |rank: u64| if (round % 4) & (1 << rank) != 0 { 10 * round + rank } else { 5 };
                     meet(4 * round - 2);
                     let (number, ours) =
                         (cells[me].note(what(me as u64), 0), Print { print: what(me as u64), form: 0 });
