@@ -158,6 +158,12 @@ PAGES: dict[str, Page] = {
                 ],
             ),
             Section(
+                "Cosine and sine transforms",
+                "mpi4jax.notoken",
+                ["fft.dctn", "fft.idctn", "fft.dstn", "fft.idstn"],
+                "[Redistribution and FFTs](fft.md#walls) has examples.",
+            ),
+            Section(
                 "Linear solvers",
                 "mpi4jax.notoken",
                 [],  # all public names of the module

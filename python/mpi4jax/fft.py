@@ -1,4 +1,4 @@
-"""Fourier transforms of global arrays of which each rank has a block: slabs, pencils or others.
+"""Fourier, cosine and sine transforms of global arrays, of which each rank has a block.
 
 A transform is local transforms along the axes that are whole, and redistributions between them.
 Going back to the layout that one came from costs another redistribution, so the spectrum is left
@@ -10,184 +10,30 @@ functions take the layout of the array, not that of its spectrum: that is
 
 from __future__ import annotations
 
-import functools
-import math
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._numerics.base import as_array
-from ._numerics.layout import Layout, Pieces, Shape, as_layout, batch_of
-from ._numerics.local_fft import local_fft
-from .layouts import Exchange, comm_of
+from ._numerics.layout import Layout, as_layout
+from ._numerics.transforms import Cosine, Fourier, Plan, planned
 
-__all__ = ["fftn", "frequencies", "ifftn", "irfftn", "rfftn", "spectral_layout"]
-
-NORMS = ("backward", "ortho", "forward")
-
-
-# ---- Which axes are transformed in which layout
-
-
-class _Stage(NamedTuple):
-    """Transforms of whole axes.
-
-    Attributes:
-        before: the layout of their operand.
-        axes: they are transformed.
-        after: the layout of their result.
-        real: whether the last of the axes is that of a real transform.
-    """
-
-    before: Layout
-    axes: tuple[int, ...]
-    after: Layout
-    real: bool = False
-
-
-def _as_axes(op: str, layout: Layout, axes: Sequence[int] | None) -> tuple[int, ...]:
-    n = len(layout.shape)
-    given = range(n) if axes is None else axes
-    known = tuple(axis % n for axis in given if -n <= axis < n)
-    if not known or len(known) < len(given) or len(set(known)) < len(known):
-        raise ValueError(
-            f"{op}: argument 'axes' must be different axes of an array of shape {layout.shape}, "
-            f"got {axes!r}"
-        )
-    if min(layout.shape[axis] for axis in known) < 1:
-        raise ValueError(f"{op}: argument 'axes' has an axis of length 0 of {layout.shape}")
-    return known
-
-
-@functools.lru_cache(maxsize=256)
-def _stages(op: str, layout: Layout, axes: tuple[int, ...], real: bool) -> tuple[_Stage, ...]:
-    left = set(axes)
-    stages: list[_Stage] = []
-    while left:
-        cut = {axis for axis, dimensions in enumerate(layout.dimensions) if dimensions}
-        # The real transform is the first: its axis has to be whole before any other is done.
-        whole = left - cut if not real or axes[-1] not in cut else set()
-        after = layout
-        is_real = real and axes[-1] in whole
-        if is_real:
-            shape = list(layout.shape)
-            shape[axes[-1]] = shape[axes[-1]] // 2 + 1
-            after, real = layout.of_shape(tuple(shape)), False
-        if whole or not stages:
-            done = tuple(axis for axis in axes if axis in whole)
-            stages.append(_Stage(layout, done, after, is_real))
-        left -= whole
-        layout = after
-        if left:
-            layout = _with_one_whole(op, layout, axes[-1] if real else max(left), left)
-    return tuple(stages)
-
-
-def _with_one_whole(op: str, layout: Layout, axis: int, left: set[int]) -> Layout:
-    """Return the layout in which this axis is whole, and another one cut in its place.
-
-    Preferred is an axis that is transformed already, then one with an element for each rank, then
-    the following one, because then the pieces received are in the order of memory.
-    """
-    cut = [b for b, dimensions in enumerate(layout.dimensions) if dimensions]
-    free = [b for b in range(len(layout.shape)) if b not in cut]
-    if free:
-        parts = layout.parts(axis)
-        new = min(free, key=lambda b: (b in left, layout.shape[b] < parts, b < axis, abs(b - axis)))
-        return layout.moved(axis, new)
-    cut.remove(axis)
-    if not cut:
-        raise ValueError(
-            f"{op}: argument 'layout' cuts the only axis of an array of shape {layout.shape}; "
-            "expected an array of two axes or more"
-        )
-    return layout.moved(axis, min(cut, key=lambda b: (b in left, -b)))
-
-
-def _last(stages: tuple[_Stage, ...], layout: Layout, natural: bool) -> Layout:
-    after = stages[-1].after
-    return layout.of_shape(after.shape) if natural else after
-
-
-# ---- Transforms of global arrays
-
-
-def _complex(dtype: Any) -> Any:
-    return jnp.result_type(dtype, jnp.complex64)
-
-
-class _Transform:
-    """The arguments of a transform, checked."""
-
-    def __init__(
-        self, op: str, layout: Any, axes: Any, norm: Any, real: bool, natural: bool, comm: Any
-    ):
-        self.op, self.real, self.natural = op, real, natural
-        self.comm = comm_of(op, comm, layout)
-        self.rank = self.comm.Get_rank()
-        self.layout = as_layout(op, "layout", layout, self.comm.Get_size())
-        if norm is not None and norm not in NORMS:
-            raise ValueError(f"{op}: argument 'norm' must be None or one of {NORMS}, got {norm!r}")
-        self.axes = _as_axes(op, self.layout, axes)
-        self.stages = _stages(op, self.layout, self.axes, real)
-        self.spectrum = _last(self.stages, self.layout, natural)
-        points = math.prod(self.layout.shape[axis] for axis in self.axes)
-        self.scale = {"ortho": math.sqrt(points), "forward": float(points)}.get(norm or "", 1.0)
-
-    def _run(self, x: jax.Array, batch: Shape, inverse: bool) -> jax.Array:
-        """Transform in each stage, and exchange between one and the next."""
-        # The stages in the order of execution, each with the layout after it.
-        stages = list(self.stages)
-        if inverse:
-            stages = [_Stage(s.after, s.axes, s.before, s.real) for s in reversed(stages)]
-        end = self.layout if inverse else self.spectrum
-        at = self.spectrum if inverse else self.layout
-        if at != stages[0].before:
-            stages.insert(0, _Stage(at, (), at))
-        following = [*(stage.before for stage in stages[1:]), end]
-        incoming = _whole(batch, at.block_shape(self.rank))
-        x = x.ravel()
-        for stage, target in zip(stages, following, strict=True):
-            axes = tuple(axis + len(batch) for axis in stage.axes)
-            length = self.layout.shape[self.axes[-1]] if stage.real else None
-            after = _whole(batch, stage.after.block_shape(self.rank))
-            exchange = None
-            if target != stage.after:
-                exchange = Exchange(batch, stage.after, target, self.comm)
-            outgoing = after
-            if exchange:
-                assert isinstance(exchange.outgoing, Pieces)  # all on the same grid of ranks
-                outgoing = exchange.outgoing
-            x = local_fft(x, incoming, axes, outgoing, inverse, length)
-            incoming = after
-            if exchange:
-                x, incoming = exchange.send(x), exchange.incoming
-        return incoming.unpack(x)
-
-    def forward(self, x: Any) -> jax.Array:
-        x = as_array(x)
-        batch = batch_of(self.op, "x", x, self.layout, self.rank)
-        if self.real and jnp.iscomplexobj(x):
-            raise TypeError(f"{self.op}: argument 'x' must be real, got dtype {x.dtype}")
-        dtype = _complex(x.dtype)
-        x = self._run(x.astype(jnp.finfo(dtype).dtype if self.real else dtype), batch, False)
-        return x if self.scale == 1 else x / self.scale
-
-    def inverse(self, y: Any) -> jax.Array:
-        y = as_array(y)
-        batch = batch_of(self.op, "y", y, self.spectrum, self.rank)
-        y = self._run(y.astype(_complex(y.dtype)), batch, True)
-        return y if self.scale == 1 else y * self.scale
-
-
-def _whole(batch: Shape, block: Shape) -> Pieces:
-    """Return an array as its only piece."""
-    return Pieces(tuple((n,) for n in (*batch, *block)), (0,))
+__all__ = [
+    "dctn",
+    "dstn",
+    "fftn",
+    "frequencies",
+    "idctn",
+    "idstn",
+    "ifftn",
+    "irfftn",
+    "rfftn",
+    "spectral_layout",
+]
 
 
 def fftn(
@@ -196,6 +42,8 @@ def fftn(
     axes: Sequence[int] | None = None,
     norm: str | None = None,
     *,
+    s: Sequence[int] | None = None,
+    modes: Sequence[int] | None = None,
     natural: bool = False,
     comm: MPI.Intracomm | None = None,
 ) -> jax.Array:
@@ -216,6 +64,12 @@ def fftn(
             transformed, the array must have another axis, along which it is redistributed
             meanwhile.
         norm: "backward" (or None), "ortho" or "forward", as in :mod:`numpy.fft`.
+        s: length of the transform along each of ``axes``, by default that of the array. To it, the
+            array is padded with zeros at its end, or truncated, as by :func:`numpy.fft.fftn`. A
+            decomposed axis is padded after it was redistributed.
+        modes: number of Fourier modes that are kept along each of ``axes``, by default ``s``. The
+            spectrum is that of an array of ``modes`` points: higher frequencies are dropped, or are
+            zeros. If the number is even, the highest frequency has the sum of both signs.
         natural: whether the spectrum has the layout of the array, which costs one more exchange.
         comm: communicator; by default that of the sharding's mesh, or a clone of ``COMM_WORLD``.
 
@@ -244,7 +98,8 @@ def fftn(
 
     See also: :func:`ifftn`, :func:`rfftn`, :func:`frequencies`.
     """
-    return _Transform("fftn", layout, axes, norm, False, natural, comm).forward(x)
+    plan = Fourier("fftn", layout, axes, norm, natural, comm, real=False, s=s, modes=modes)
+    return plan.forward(x)
 
 
 def ifftn(
@@ -253,6 +108,8 @@ def ifftn(
     axes: Sequence[int] | None = None,
     norm: str | None = None,
     *,
+    s: Sequence[int] | None = None,
+    modes: Sequence[int] | None = None,
     natural: bool = False,
     comm: MPI.Intracomm | None = None,
 ) -> jax.Array:
@@ -262,6 +119,10 @@ def ifftn(
         y: this rank's block of the spectrum, as :func:`fftn` returns it.
         layout: layout of the result, not of ``y``.
         axes, norm, natural, comm: as for :func:`fftn`. ``natural`` says which layout ``y`` has.
+        s: as for :func:`fftn`: of the ``s`` points along an axis, those of ``layout`` are returned,
+            as for a convolution of an array that was padded.
+        modes: as for :func:`fftn`: a spectrum of fewer modes than points is padded with zeros at
+            the highest frequencies, which interpolates: the 3/2 rule.
 
     Returns:
         This rank's block of the array, of shape ``layout.block_shape(rank)``, with the leading axes
@@ -278,7 +139,8 @@ def ifftn(
         >>> bool(jnp.allclose(mpi4jax.fft.ifftn(mpi4jax.fft.fftn(x, slabs), slabs), x, atol=1e-6))
         True
     """
-    return _Transform("ifftn", layout, axes, norm, False, natural, comm).inverse(y)
+    plan = Fourier("ifftn", layout, axes, norm, natural, comm, real=False, s=s, modes=modes)
+    return plan.inverse(y)
 
 
 def rfftn(
@@ -287,6 +149,8 @@ def rfftn(
     axes: Sequence[int] | None = None,
     norm: str | None = None,
     *,
+    s: Sequence[int] | None = None,
+    modes: Sequence[int] | None = None,
     natural: bool = False,
     comm: MPI.Intracomm | None = None,
 ) -> jax.Array:
@@ -298,7 +162,7 @@ def rfftn(
 
     Args:
         x: this rank's block of the array, of type float32 or float64, as for :func:`fftn`.
-        layout, axes, norm, natural, comm: as for :func:`fftn`.
+        layout, axes, norm, s, modes, natural, comm: as for :func:`fftn`.
 
     Returns:
         This rank's block of the spectrum, whose layout is ``spectral_layout(..., real=True)``;
@@ -318,7 +182,8 @@ def rfftn(
 
     See also: :func:`irfftn`.
     """
-    return _Transform("rfftn", layout, axes, norm, True, natural, comm).forward(x)
+    plan = Fourier("rfftn", layout, axes, norm, natural, comm, real=True, s=s, modes=modes)
+    return plan.forward(x)
 
 
 def irfftn(
@@ -327,6 +192,8 @@ def irfftn(
     axes: Sequence[int] | None = None,
     norm: str | None = None,
     *,
+    s: Sequence[int] | None = None,
+    modes: Sequence[int] | None = None,
     natural: bool = False,
     comm: MPI.Intracomm | None = None,
 ) -> jax.Array:
@@ -336,6 +203,7 @@ def irfftn(
         y: this rank's block of the spectrum, as :func:`rfftn` returns it.
         layout: layout of the result, not of ``y``. Its last length may be even or odd.
         axes, norm, natural, comm: as for :func:`fftn`.
+        s, modes: as for :func:`ifftn`.
 
     Returns:
         This rank's block of the array, of shape ``layout.block_shape(rank)``, with the leading axes
@@ -353,7 +221,8 @@ def irfftn(
         >>> bool(jnp.allclose(y, x, atol=1e-6))
         True
     """
-    return _Transform("irfftn", layout, axes, norm, True, natural, comm).inverse(y)
+    plan = Fourier("irfftn", layout, axes, norm, natural, comm, real=True, s=s, modes=modes)
+    return plan.inverse(y)
 
 
 def spectral_layout(
@@ -361,13 +230,15 @@ def spectral_layout(
     axes: Sequence[int] | None = None,
     *,
     real: bool = False,
+    s: Sequence[int] | None = None,
+    modes: Sequence[int] | None = None,
     natural: bool = False,
 ) -> Layout:
     """Return the layout of the spectrum of an array.
 
     Args:
         layout: layout of the array.
-        axes, natural: as for :func:`fftn`.
+        axes, s, modes, natural: as for :func:`fftn`.
         real: whether the spectrum is that of :func:`rfftn`.
 
     Example:
@@ -377,7 +248,7 @@ def spectral_layout(
     """
     op = "spectral_layout"
     layout = as_layout(op, "layout", layout, sys.maxsize)
-    return _last(_stages(op, layout, _as_axes(op, layout, axes), real), layout, natural)
+    return planned(op, layout, axes, real, natural, s, modes)[-1]
 
 
 def frequencies(
@@ -386,6 +257,8 @@ def frequencies(
     *,
     d: float | Sequence[float] = 1.0,
     real: bool = False,
+    s: Sequence[int] | None = None,
+    modes: Sequence[int] | None = None,
     natural: bool = False,
     dtype: Any = None,
     comm: MPI.Intracomm | None = None,
@@ -393,10 +266,10 @@ def frequencies(
     """Return the frequencies of this rank's block of a spectrum, in cycles per unit of ``d``.
 
     Args:
-        layout, axes, natural, comm: as for :func:`fftn`.
-        d: distance between two points, or a sequence with one distance for each of ``axes``. With
-            ``1 / n``, frequencies are integers; with ``L / (2 pi n)``, they are wavenumbers of a
-            box of size ``L``.
+        layout, axes, s, modes, natural, comm: as for :func:`fftn`.
+        d: distance between two points of the array, or a sequence with one distance for each of
+            ``axes``. With ``1 / n``, frequencies are integers; with ``L / (2 pi n)``, they are
+            wavenumbers of a box of size ``L``.
         real: whether the spectrum is that of :func:`rfftn`.
         dtype: floating-point type of the result; by default JAX's.
 
@@ -417,8 +290,8 @@ def frequencies(
 
     See also: :func:`jax.numpy.fft.fftfreq`, :func:`jax.numpy.fft.rfftfreq`.
     """
-    t = _Transform("frequencies", layout, axes, None, real, natural, comm)
-    distances = [d] * len(t.axes) if np.ndim(d) == 0 else list(d)  # type: ignore[arg-type]
+    t = Plan("frequencies", layout, axes, None, natural, comm, real=real, s=s, modes=modes)
+    distances: list[Any] = [d] * len(t.axes) if np.ndim(d) == 0 else [*np.asarray(d)]
     if len(distances) != len(t.axes):
         raise ValueError(
             f"frequencies: argument 'd' must be a number, or one for each of {len(t.axes)} axes, "
@@ -434,8 +307,141 @@ def frequencies(
         is_half = real and axis == t.axes[-1]
         # fftfreq(n, d) is k / (n d). Rounded once, as NumPy does it.
         of = np.fft.rfftfreq if is_half else np.fft.fftfreq
-        values = of(t.layout.shape[axis], distance)[block[axis]]
+        points, kept = t.lengths[axis]
+        values = of(kept, distance * (points / kept))[block[axis]]
         shape = [1] * len(t.layout.shape)
         shape[axis] = -1
         out.append(jnp.asarray(values.reshape(shape), dtype))
     return tuple(out)
+
+
+def dctn(
+    x: Any,
+    layout: Layout,
+    type: int = 2,
+    axes: Sequence[int] | None = None,
+    norm: str | None = None,
+    *,
+    natural: bool = False,
+    comm: MPI.Intracomm | None = None,
+) -> jax.Array:
+    """Transform a global array into a cosine series, as :func:`scipy.fft.dctn` does a local one.
+
+    Exchanges are those of :func:`fftn`. To combine it with other transforms, such as in a channel
+    that is periodic along two axes, call one after the other: each takes the layout that the
+    transform before it has left.
+
+    Args:
+        x: this rank's block of the array, as for :func:`fftn`. The real and the imaginary part of a
+            complex array are transformed.
+        layout, axes, natural, comm: as for :func:`fftn`.
+        type: 1 (points at the walls), 2 (points half a cell away from the walls) or 3 (the inverse
+            of type 2, but for a factor). Type 1 needs two points or more.
+        norm: "backward" (or None), "ortho" or "forward", as in :mod:`scipy.fft`. With "ortho", the
+            transform is an orthogonal matrix.
+
+    Returns:
+        This rank's block of the coefficients, with the same leading axes and the dtype of ``x``; at
+        least float32. Its layout is ``spectral_layout(layout, axes)``.
+
+    Raises:
+        TypeError, ValueError: as for :func:`fftn`, or if ``type`` is not 1, 2 or 3.
+
+    Derivative:
+        Linear: its transpose goes backward through the same layouts.
+
+    Example:
+        >>> import numpy as np, scipy.fft, mpi4jax.notoken as mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> slabs = mpi4jax.Layout((6, 7), {0: comm.size})
+        >>> whole = np.random.default_rng(0).random(slabs.shape, np.float32)
+        >>> y = mpi4jax.fft.dctn(whole[slabs.block(comm.rank)], slabs, type=1)
+        >>> part = mpi4jax.fft.spectral_layout(slabs).block(comm.rank)
+        >>> bool(np.allclose(y, scipy.fft.dctn(whole, type=1)[part], atol=1e-4))
+        True
+
+    See also: :func:`idctn`, :func:`dstn`.
+    """
+    return Cosine("dctn", layout, axes, norm, natural, comm, type=type, sine=False).run(x, False)
+
+
+def idctn(
+    y: Any,
+    layout: Layout,
+    type: int = 2,
+    axes: Sequence[int] | None = None,
+    norm: str | None = None,
+    *,
+    natural: bool = False,
+    comm: MPI.Intracomm | None = None,
+) -> jax.Array:
+    """Transform a cosine series back: the inverse of :func:`dctn` with the same other arguments.
+
+    Args:
+        y: this rank's block of the coefficients, as :func:`dctn` returns it.
+        layout: layout of the result, not of ``y``.
+        type, axes, norm, natural, comm: as for :func:`dctn`.
+
+    Returns:
+        This rank's block of the array.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> slabs = mpi4jax.Layout((6, 7), {0: mpi4jax.default_comm().size})
+        >>> x = jnp.ones(slabs.block_shape(mpi4jax.default_comm().rank))
+        >>> bool(jnp.allclose(mpi4jax.fft.idctn(mpi4jax.fft.dctn(x, slabs), slabs), x, atol=1e-6))
+        True
+    """
+    return Cosine("idctn", layout, axes, norm, natural, comm, type=type, sine=False).run(y, True)
+
+
+def dstn(
+    x: Any,
+    layout: Layout,
+    type: int = 2,
+    axes: Sequence[int] | None = None,
+    norm: str | None = None,
+    *,
+    natural: bool = False,
+    comm: MPI.Intracomm | None = None,
+) -> jax.Array:
+    """Transform a global array into a sine series, as :func:`scipy.fft.dstn` does a local one.
+
+    Args:
+        x, layout, axes, natural, comm: as for :func:`dctn`.
+        type: 1 (the walls are one cell away from the outermost points), 2 (half a cell away) or 3
+            (the inverse of type 2, but for a factor).
+        norm: as for :func:`dctn`.
+
+    Returns:
+        This rank's block of the coefficients. The first one is that of the longest wave.
+
+    Raises:
+        TypeError, ValueError: as for :func:`dctn`.
+
+    See also: :func:`idstn`, :func:`dctn`.
+    """
+    return Cosine("dstn", layout, axes, norm, natural, comm, type=type, sine=True).run(x, False)
+
+
+def idstn(
+    y: Any,
+    layout: Layout,
+    type: int = 2,
+    axes: Sequence[int] | None = None,
+    norm: str | None = None,
+    *,
+    natural: bool = False,
+    comm: MPI.Intracomm | None = None,
+) -> jax.Array:
+    """Transform a sine series back: the inverse of :func:`dstn` with the same other arguments.
+
+    Args:
+        y: this rank's block of the coefficients, as :func:`dstn` returns it.
+        layout: layout of the result, not of ``y``.
+        type, axes, norm, natural, comm: as for :func:`dstn`.
+
+    Returns:
+        This rank's block of the array.
+    """
+    return Cosine("idstn", layout, axes, norm, natural, comm, type=type, sine=True).run(y, True)

@@ -22,9 +22,9 @@ from ._numerics.base import (
     Uncopied,
     as_array,
     as_comm,
+    given_or_default,
     waits_in,
 )
-from ._op.comm import given_or_default
 from .ops import alltoallv, ialltoallv
 
 __all__ = ["Plan"]

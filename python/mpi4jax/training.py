@@ -16,8 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
-from ._numerics.base import mentioned, names_of, vary_over, varying_axes
-from ._op.comm import given_or_default
+from ._numerics.base import given_or_default, mentioned, names_of, vary_over, varying_axes
 from ._spmd.mesh import Mesh
 from .ops import allgather
 

@@ -295,3 +295,19 @@ def test_navier_stokes_does_not_depend_on_the_ranks(example, tmp_path):
             assert run["energies"][0] > run["energies"][-1]
     one, two = gradients
     np.testing.assert_allclose(two, one, atol=1e-5 * np.abs(one).max())
+
+
+def test_channel_does_not_depend_on_the_ranks(example, tmp_path):
+    """The pressure leaves no divergence, and the gradient is that of finite differences."""
+    runs = []
+    for ranks in (1, 3):
+        size = ["--points", "10", "--steps", "5", "--save", tmp_path / "run.npz"]
+        printed = example(ranks, "channel.py", *size)
+        energy, divergence, slope, difference = map(float, re.findall(r"\d\S*e-\d+", printed))
+        assert energy > 1e-6
+        assert divergence < 1e-14
+        np.testing.assert_allclose(slope, difference, rtol=1e-5)
+        with np.load(tmp_path / "run.npz") as file:
+            runs.append(dict(file))
+    for name, field in runs[0].items():
+        np.testing.assert_allclose(runs[1][name], field, atol=1e-12 * np.abs(field).max())

@@ -1,0 +1,123 @@
+"""Which axes of a global array are transformed in which layout."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .base import static_int
+from .layout import Layout, Shape
+
+
+class Lengths(NamedTuple):
+    """Lengths along an axis that is transformed.
+
+    Attributes:
+        points: length of the transform: to it, the array is padded with zeros or truncated.
+        modes: length of an array whose spectrum has the frequencies that are kept.
+    """
+
+    points: int
+    modes: int
+
+
+class Stage(NamedTuple):
+    """Transforms of whole axes.
+
+    Attributes:
+        before: the layout of their operand.
+        axes: they are transformed.
+        after: the layout of their result.
+        real: whether the last of the axes is that of a real transform.
+    """
+
+    before: Layout
+    axes: tuple[int, ...]
+    after: Layout
+    real: bool = False
+
+
+def as_axes(op: str, layout: Layout, axes: Sequence[int] | None) -> tuple[int, ...]:
+    n = len(layout.shape)
+    given = range(n) if axes is None else axes
+    known = tuple(axis % n for axis in given if -n <= axis < n)
+    if not known or len(known) < len(given) or len(set(known)) < len(known):
+        raise ValueError(
+            f"{op}: argument 'axes' must be different axes of an array of shape {layout.shape}, "
+            f"got {axes!r}"
+        )
+    if min(layout.shape[axis] for axis in known) < 1:
+        raise ValueError(f"{op}: argument 'axes' has an axis of length 0 of {layout.shape}")
+    return known
+
+
+def as_lengths(op: str, name: str, given: Any, default: Sequence[int]) -> tuple[int, ...]:
+    """Return one positive length for each of the axes."""
+    if given is None:
+        return tuple(default)
+    expected = f"{len(default)} lengths, at least 1, one for each of the axes that are transformed"
+    if not isinstance(given, Sequence):
+        raise TypeError(f"{op}: argument '{name}' must be {expected}, got {given!r}")
+    known = tuple(static_int(op, name, n, expected) for n in given)
+    if len(known) != len(default) or min(known) < 1:
+        raise ValueError(f"{op}: argument '{name}' must be {expected}, got {given!r}")
+    return known
+
+
+@functools.lru_cache(maxsize=256)
+def stages_of(
+    op: str, layout: Layout, axes: tuple[int, ...], modes: Shape, real: bool
+) -> tuple[Stage, ...]:
+    """Return the stages of a transform.
+
+    Args:
+        modes: for each of the axes the number of modes that are kept.
+    """
+    left = set(axes)
+    kept = dict(zip(axes, modes, strict=True))
+    stages: list[Stage] = []
+    while left:
+        cut = {axis for axis, dimensions in enumerate(layout.dimensions) if dimensions}
+        # The real transform is the first: its axis has to be whole before any other is done.
+        whole = left - cut if not real or axes[-1] not in cut else set()
+        is_real = real and axes[-1] in whole
+        shape = list(layout.shape)
+        for axis in whole:
+            shape[axis] = kept[axis] // 2 + 1 if is_real and axis == axes[-1] else kept[axis]
+        after = layout.of_shape(tuple(shape))
+        real = real and not is_real
+        if whole or not stages:
+            done = tuple(axis for axis in axes if axis in whole)
+            stages.append(Stage(layout, done, after, is_real))
+        left -= whole
+        layout = after
+        if left:
+            layout = _with_one_whole(op, layout, axes[-1] if real else max(left), left)
+    return tuple(stages)
+
+
+def _with_one_whole(op: str, layout: Layout, axis: int, left: set[int]) -> Layout:
+    """Return the layout in which this axis is whole, and another one cut in its place.
+
+    Preferred is an axis that is transformed already, then one with an element for each rank, then
+    the following one, because then the pieces received are in the order of memory.
+    """
+    cut = [b for b, dimensions in enumerate(layout.dimensions) if dimensions]
+    free = [b for b in range(len(layout.shape)) if b not in cut]
+    if free:
+        parts = layout.parts(axis)
+        new = min(free, key=lambda b: (b in left, layout.shape[b] < parts, b < axis, abs(b - axis)))
+        return layout.moved(axis, new)
+    cut.remove(axis)
+    if not cut:
+        raise ValueError(
+            f"{op}: argument 'layout' cuts the only axis of an array of shape {layout.shape}; "
+            "expected an array of two axes or more"
+        )
+    return layout.moved(axis, min(cut, key=lambda b: (b in left, -b)))
+
+
+def last_layout(stages: tuple[Stage, ...], layout: Layout, natural: bool) -> Layout:
+    after = stages[-1].after
+    return layout.of_shape(after.shape) if natural else after
