@@ -91,6 +91,9 @@ LONG = [
 # Beside them: most of their time the jobs that these start wait for something.
 STARTING_JOBS = ["tests/unit", "tests/jobs", "tests/gpu", *(f"--deselect={test}" for test in LONG)]
 
+# On more ranks and for longer than by `make test`, in this environment: -k selects all cases.
+AT_SCALE = ["tests/jobs/test_counts.py"]
+
 # How many runs, or an environment that is made and runs. Ranks that wait leave the cores to others.
 AT_ONCE = 3
 
@@ -331,6 +334,8 @@ def main() -> int:
         try:
             runs = [submit(0, STARTING_JOBS)] if here else []
             environments = pool.submit(in_environments)
+            if kind == "matrix" and not text:
+                runs.append(submit(0, [*AT_SCALE, "-k", "test_"], name="at scale"))
             runs += [submit(ranks, arguments) for ranks, arguments in here.items()]
             for run in [*runs, *environments.result()]:
                 results.add(run.result())

@@ -1,0 +1,221 @@
+"""What each function of the package sends from a rank: a table, and a program that counts.
+
+`test_counts.py` runs this program on ranks, with counts.c preloaded. For a function, add a `row`.
+"""
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from mpi4py import MPI
+
+import mpi4jax
+import mpi4jax.notoken as m
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+LOG = (SIZE - 1).bit_length()  # ceil(log2(SIZE))
+OTHERS = SIZE - 1
+# Of a periodic row of ranks: with two ranks, both neighbors are one rank.
+NEIGHBORS = len({(RANK - 1) % SIZE, (RANK + 1) % SIZE} - {RANK})
+
+# How many messages a rank sends, at most, in a call of MPI, with the best algorithm for short ones.
+TREE = {
+    *("MPI_Allgather", "MPI_Allgatherv", "MPI_Allreduce", "MPI_Barrier", "MPI_Bcast", "MPI_Exscan"),
+    *("MPI_Gather", "MPI_Reduce", "MPI_Reduce_scatter", "MPI_Reduce_scatter_block", "MPI_Scan"),
+    "MPI_Scatter",
+}
+PAIRS = {"MPI_Alltoall"}
+LOCAL = {"MPI_Comm_free", "MPI_Type_commit"}
+
+
+class Count(NamedTuple):
+    calls: int
+    bytes: int
+    messages: int
+
+
+class Row(NamedTuple):
+    """What one call sends, on this rank.
+
+    `calls` has the calls of each function of MPI, and the bytes that the rank hands to it.
+    `formula` gives the number of messages, in `P` (the number of ranks), `log(P)` (base 2, rounded
+    up) and `neighbors` (of this rank). If it grows as `P`, `why` says why.
+    """
+
+    name: str
+    make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
+    calls: dict[str, tuple[int, int]]
+    formula: str
+    why: str = ""
+
+    def messages(self) -> int:
+        names = {"P": SIZE, "log": lambda P: (P - 1).bit_length(), "neighbors": NEIGHBORS}
+        assert self.why or "P" not in self.formula.replace("log(P)", ""), f"{self.name}: why P?"
+        return int(eval(self.formula, names))
+
+
+ROWS: list[Row] = []
+
+
+def row(
+    name: str, calls: dict[str, tuple[int, int]], formula: str, why: str = ""
+) -> Callable[[Any], None]:
+    """Add a row. The decorated function returns a function, and the arguments to jit it with."""
+
+    def add(make: Any) -> None:
+        ROWS.append(Row(name, make, calls, formula, why))
+
+    return add
+
+
+def library() -> ctypes.CDLL:
+    found = ctypes.CDLL(None)
+    found.counts_end.restype = ctypes.c_char_p
+    return found
+
+
+def counted(f: Callable[[], Any]) -> dict[str, Count]:
+    """What `f` sends from this rank, by function of MPI."""
+    counts = library()
+    m.flush()
+    WORLD.Barrier()
+    counts.counts_begin()
+    jax.block_until_ready(f())
+    m.flush()
+    lines = counts.counts_end().decode().splitlines()
+    WORLD.Barrier()
+    words = [line.split() for line in lines]
+    return {name: Count(*map(int, numbers)) for name, *numbers in words}
+
+
+def messages(counts: dict[str, Count]) -> int:
+    """The number of messages of these calls."""
+    total = 0
+    for name, count in counts.items():
+        blocking = name.replace("MPI_I", "MPI_", 1)
+        blocking = blocking[:4] + blocking[4:].capitalize()
+        if blocking in TREE:
+            total += LOG * count.calls
+        elif blocking in PAIRS:
+            total += OTHERS * count.calls
+        elif blocking not in LOCAL:
+            total += count.messages
+    return total
+
+
+# ---- Operations: N elements of 4 bytes
+
+N = 1000
+BYTES = 4 * N
+X = jnp.ones(N, jnp.float32)
+BLOCKS = jnp.ones((SIZE, N), jnp.float32)
+
+
+def simple(name: str, f: Any, x: Any, calls: dict[str, tuple[int, int]], *rest: Any) -> None:
+    row(name, calls, *rest)(lambda: (f, (x,)))
+
+
+SUM = MPI.SUM
+simple("allreduce", lambda x: m.allreduce(x, SUM), X, {"MPI_Allreduce": (1, BYTES)}, "log(P)")
+simple("bcast", lambda x: m.bcast(x, 0), X, {"MPI_Bcast": (1, BYTES)}, "log(P)")
+simple("reduce", lambda x: m.reduce(x, SUM, 0), X, {"MPI_Reduce": (1, BYTES)}, "log(P)")
+simple("scan", lambda x: m.scan(x, SUM), X, {"MPI_Scan": (1, BYTES)}, "log(P)")
+simple("exscan", lambda x: m.exscan(x, SUM), X, {"MPI_Exscan": (1, BYTES)}, "log(P)")
+simple("allgather", m.allgather, X, {"MPI_Allgather": (1, BYTES)}, "log(P)")
+simple("gather", lambda x: m.gather(x, 0), X, {"MPI_Gather": (1, BYTES)}, "log(P)")
+simple(
+    "scatter",
+    lambda x: m.scatter(x, 0),
+    BLOCKS if RANK == 0 else X,
+    {"MPI_Scatter": (1, BYTES)},
+    "log(P)",
+)
+simple("barrier", lambda x: (m.barrier(), x)[1], X, {"MPI_Barrier": (1, 0)}, "log(P)")
+simple(
+    "reduce_scatter",
+    lambda x: m.reduce_scatter(x, SUM),
+    BLOCKS,
+    {"MPI_Reduce_scatter_block": (1, BYTES)},
+    "log(P)",
+)
+simple(
+    "alltoall",
+    m.alltoall,
+    BLOCKS,
+    {"MPI_Alltoall": (1, BYTES)},
+    "P - 1",
+    "each rank has a block for each other rank; the MPI library may forward short blocks",
+)
+simple("send and recv", lambda x: m.sendrecv(x, x, (RANK - 1) % SIZE, (RANK + 1) % SIZE), X,
+       {"MPI_Sendrecv": (1, BYTES)}, "1")  # fmt: skip
+RING = [(rank, (rank + 1) % SIZE) for rank in range(SIZE)]
+simple("permute", lambda x: m.permute(x, RING), X, {"MPI_Isend": (1, BYTES)}, "1")
+
+
+@row("a tree of 200 leaves in one allreduce", {"MPI_Allreduce": (1, 4 * 200 * 10)}, "log(P)")
+def _tree():
+    return lambda x: m.allreduce(x, SUM), ({f"w{i}": jnp.ones(10) for i in range(200)},)
+
+
+# ---- Vectors
+
+COUNTS = [N + rank % 2 for rank in range(SIZE)]
+OWN = jnp.ones(COUNTS[RANK], jnp.float32)
+simple(
+    "allgatherv",
+    lambda x: m.allgatherv(x, COUNTS),
+    OWN,
+    {"MPI_Allgatherv": (1, 4 * COUNTS[RANK])},
+    "log(P)",
+)
+
+
+def to_neighbors(count: int) -> list[int]:
+    near = {(RANK - 1) % SIZE, (RANK + 1) % SIZE}
+    return [count if rank in near else 0 for rank in range(SIZE)]
+
+
+TO_NEIGHBORS = to_neighbors(10)
+simple(
+    "alltoallv to two neighbors",
+    lambda x: m.alltoallv(x, TO_NEIGHBORS, TO_NEIGHBORS),
+    jnp.ones(sum(TO_NEIGHBORS), jnp.float32),
+    {"MPI_Isend": (NEIGHBORS, 40 * NEIGHBORS)},
+    "neighbors",
+)
+
+
+# ---- Grids
+
+CART = WORLD.Create_cart([SIZE], periods=[True])
+
+
+@row("halo_exchange", {"MPI_Isend": (NEIGHBORS, 80)}, "neighbors")
+def _halo():
+    return lambda x: m.halo_exchange(x, CART), (jnp.ones((10, 10), jnp.float32),)
+
+
+def main(path: str) -> None:
+    rows = [row for row in ROWS if not sys.argv[2:] or row.name in sys.argv[2:]]
+    results = []
+    for this in rows:
+        f, arguments = this.make()
+        compiled = mpi4jax.jit(f)
+        jax.block_until_ready(compiled(*arguments))
+        counts = counted(lambda: compiled(*arguments))  # noqa: B023
+        shown = {name: (count.calls, count.bytes) for name, count in counts.items()}
+        found, expected = messages(counts), this.messages()
+        results.append([this.name, [shown, found], [this.calls, expected]])
+    everything = WORLD.gather(results)
+    if everything is not None:
+        with open(path, "w") as file:
+            json.dump(everything, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

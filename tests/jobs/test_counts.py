@@ -1,0 +1,45 @@
+"""How many messages and bytes a rank sends: counts do not depend on how busy the machine is."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+# With -k, which `make test-matrix` gives, and with MPI4JAX_TEST_ALL=1.
+MORE = pytest.mark.one_in(2**33)
+
+
+@pytest.fixture(scope="session")
+def counting(tmp_path_factory):
+    """The environment of a job whose calls of MPI are counted."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    library = tmp_path_factory.mktemp("counts") / "counts.so"
+    source = HERE / "counts.c"
+    subprocess.run(
+        [compiler, "-O", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, source, "-ldl"],
+        check=True,
+    )
+    loaded = filter(None, [str(library), os.environ.get("LD_PRELOAD")])
+    return {"LD_PRELOAD": ":".join(loaded), "JAX_PLATFORMS": "cpu"}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, *(pytest.param(n, marks=MORE) for n in (8, 16))])
+def test_counts(mpirun, counting, tmp_path, ranks):
+    result = mpirun(ranks, HERE / "counts.py", tmp_path / "counts.json", env=counting)
+    assert result.returncode == 0, result.stderr
+    of_ranks = json.loads((tmp_path / "counts.json").read_text())
+    assert len(of_ranks) == ranks
+    assert len(of_ranks[0]) > 15
+    differ = [
+        (rank, name, found, expected)
+        for rank, rows in enumerate(of_ranks)
+        for name, found, expected in rows
+        if found != expected
+    ]
+    assert not differ, "\n".join(map(str, differ))
