@@ -1,4 +1,4 @@
-"""Writes the three pages of the reference from signatures and docstrings.
+"""Writes the reference, a page for each family of functions, from signatures and docstrings.
 
 `python docs/operations.py` calls `pages`. The pages are plain Markdown, so that the repository's
 web view shows them completely. Each name has a heading, which other pages link to (`link`).
@@ -37,23 +37,27 @@ OPERATIONS = [name for name in public_names(ops) if name in SPECS]
 STARTS = [f"i{name}" for name in sorted([*OPERATIONS, "neighbor_allgather", "neighbor_alltoall"])]
 ANY_SOURCE = "[Messages from any source and tag](usage.md#messages-from-any-source-and-tag)"
 
+NEIGHBORS = ["halo_exchange", "halo_add", "neighbor_allgather", "neighbor_alltoall"]
+MESSAGES = ["permute", "recv", "send", "sendrecv"]
+COLLECTIVES = [name for name in OPERATIONS if name not in (*NEIGHBORS, *MESSAGES)]
+ALIAS = "`mpi4jax` below is `mpi4jax.notoken`: `import mpi4jax.notoken as mpi4jax`."
+SHAPES = (
+    "Shapes are those of arrays; for a pytree, they hold for each leaf. `comm` is an mpi4py "
+    "intracommunicator, `op` an `MPI.Op`, and `status` an `MPI.Status`. The "
+    "[cheat sheet](cheat-sheet.md) shows all operations in one table."
+)
+
 PAGES: dict[str, Page] = {
-    "reference-operations": Page(
-        "Reference: operations",
-        "Collectives, messages, and what accompanies them. `mpi4jax` below is "
-        "`mpi4jax.notoken`: `import mpi4jax.notoken as mpi4jax`. Shapes are those of arrays; for "
-        "a pytree, they hold for each leaf. `comm` is an mpi4py intracommunicator, `op` an "
-        "`MPI.Op`, and `status` an `MPI.Status`. The [cheat sheet](cheat-sheet.md) shows all "
-        "operations in one table.",
+    "reference-collectives": Page(
+        "Reference: collectives",
+        f"Operations in which all ranks of a communicator take part. {ALIAS} {SHAPES}",
+        [Section("Collectives", "mpi4jax.notoken", COLLECTIVES)],
+    ),
+    "reference-messages": Page(
+        "Reference: messages",
+        f"Operations between pairs of ranks and between neighbors. {ALIAS} {SHAPES}",
         [
-            Section("Collectives and messages", "mpi4jax.notoken", OPERATIONS),
-            Section(
-                "Neighbors",
-                "mpi4jax.notoken",
-                ["neighbor_allgather", "neighbor_alltoall"],
-                "For communicators with a topology, Cartesian or graph. Both are made of "
-                "`alltoallv`.",
-            ),
+            Section("Messages", "mpi4jax.notoken", MESSAGES),
             Section(
                 "Messages from any source and tag",
                 "mpi4jax.notoken",
@@ -61,10 +65,23 @@ PAGES: dict[str, Page] = {
                 f"{ANY_SOURCE} has an example.",
             ),
             Section(
+                "Neighbors",
+                "mpi4jax.notoken",
+                NEIGHBORS,
+                "For communicators with a topology: `halo_exchange` and `halo_add` for Cartesian "
+                "ones, the others for Cartesian and graph communicators. "
+                "[Grids and ghost cells](grids.md) has examples.",
+            ),
+        ],
+    ),
+    "reference-nonblocking": Page(
+        "Reference: nonblocking operations",
+        f"{ALIAS} [Overlapping communication and computation](overlap.md) has examples.",
+        [
+            Section(
                 "Waiting for nonblocking operations",
                 "mpi4jax.notoken",
                 ["wait", "waitall", "after", "Request"],
-                "[Overlapping communication and computation](overlap.md) has examples.",
             ),
             Section(
                 "Nonblocking operations",
@@ -75,6 +92,12 @@ PAGES: dict[str, Page] = {
                 "the result. It raises the errors of the blocking operation.",
                 signatures_only=True,
             ),
+        ],
+    ),
+    "reference-values": Page(
+        "Reference: replicated values, reductions, tokens",
+        ALIAS,
+        [
             Section(
                 "Replicated values and reductions",
                 "mpi4jax.notoken",
@@ -93,10 +116,9 @@ PAGES: dict[str, Page] = {
             ),
         ],
     ),
-    "reference-arrays": Page(
-        "Reference: arrays and grids",
-        "Functions for arrays that are distributed over ranks. `mpi4jax` below is "
-        "`mpi4jax.notoken`: `import mpi4jax.notoken as mpi4jax`.",
+    "reference-sharding": Page(
+        "Reference: shard_map and shardings",
+        f"Functions for programs that are written for a mesh. {ALIAS}",
         [
             Section(
                 "Functions written for `jax.shard_map`",
@@ -108,13 +130,19 @@ PAGES: dict[str, Page] = {
                 "Global arrays and their shardings",
                 "mpi4jax.notoken",
                 [
-                    "sharding.NamedSharding", "sharding.cut", "sharding.join",
+                    "sharding.make_mesh", "sharding.NamedSharding", "sharding.cut", "sharding.join",
                     "sharding.make_array_from_callback", "sharding.device_put",
                     "sharding.with_sharding_constraint", "sharding.jit", "sharding.shard_map",
                 ],
                 "`mpi4jax.sharding` is loaded when it is used. `shard_map` of this module takes "
                 "and returns global arrays.",
             ),
+        ],
+    ),
+    "reference-training": Page(
+        "Reference: training",
+        f"Functions for data, parameters and pipelines of neural networks. {ALIAS}",
+        [
             Section(
                 "Training",
                 "mpi4jax.notoken",
@@ -126,16 +154,22 @@ PAGES: dict[str, Page] = {
                 "`mpi4jax.training` is loaded when it is used. [Training a network](training.md) "
                 "has examples.",
             ),
+        ],
+    ),
+    "reference-grids": Page(
+        "Reference: grids and meshes",
+        f"Blocks of grids with ghost cells, and ghost values by global index. {ALIAS}",
+        [
             Section(
-                "Blocks and ghost cells",
+                "Blocks",
                 "mpi4jax.notoken",
                 [
-                    "halo_add", "scatter_blocks", "gather_blocks",
+                    "scatter_blocks", "gather_blocks",
                     "grids.Block", "grids.balanced", "grids.dirichlet", "grids.neumann",
                     "grids.overlapped", "grids.regions",
                 ],
-                "[Grids and ghost cells](grids.md) has examples. `halo_exchange` is an "
-                "[operation](reference-operations.md#halo_exchange).",
+                "[Grids and ghost cells](grids.md) has examples. `halo_exchange` and `halo_add` "
+                "are with the [messages](reference-messages.md#neighbors).",
             ),
             Section(
                 "Ghost values by global index",
@@ -143,11 +177,16 @@ PAGES: dict[str, Page] = {
                 ["ghosts.Plan"],
                 "[Unstructured meshes](unstructured.md) has examples.",
             ),
+        ],
+    ),
+    "reference-layouts": Page(
+        "Reference: layouts and Fourier transforms",
+        f"[Redistribution and FFTs](fft.md) has examples. {ALIAS}",
+        [
             Section(
                 "Layouts and redistribution",
                 "mpi4jax.notoken",
                 ["Layout", "redistribute", "migrate"],
-                "[Redistribution and FFTs](fft.md) has examples.",
             ),
             Section(
                 "Fourier transforms",
@@ -163,20 +202,24 @@ PAGES: dict[str, Page] = {
                 ["fft.dctn", "fft.idctn", "fft.dstn", "fft.idstn"],
                 "[Redistribution and FFTs](fft.md#walls) has examples.",
             ),
+        ],
+    ),
+    "reference-solvers": Page(
+        "Reference: linear solvers",
+        f"[Linear solvers](solvers.md) has examples. {ALIAS}",
+        [Section("Linear solvers", "mpi4jax.notoken", [])],  # all public names of the module
+    ),
+    "reference-files": Page(
+        "Reference: checkpoints and output",
+        f"[Checkpoints](checkpoints.md) has examples. {ALIAS}",
+        [
             Section(
-                "Linear solvers",
-                "mpi4jax.notoken",
-                [],  # all public names of the module
-                "[Linear solvers](solvers.md) has examples.",
-            ),
-            Section(
-                "Checkpoints",
+                "Checkpoints and output",
                 "mpi4jax.notoken",
                 [
                     "checkpoints.save", "checkpoints.load", "checkpoints.latest",
                     "checkpoints.AsyncCheckpointer", "output.append",
                 ],
-                "[Checkpoints](checkpoints.md) has examples.",
             ),
         ],
     ),
@@ -236,10 +279,11 @@ def found(module: str, name: str) -> Any:
 def members(value: type) -> Iterator[str]:
     """Yield the public methods and properties that a class defines itself, in the order of the
     source."""
-    for name, member in vars(value).items():
-        documented = callable(member) or isinstance(member, property)
-        if not name.startswith("_") and documented and inspect.getdoc(getattr(value, name)):
-            yield name
+    for member, function in vars(value).items():
+        kinds = (property, classmethod, staticmethod)
+        documented = callable(function) or isinstance(function, kinds)
+        if not member.startswith("_") and documented and inspect.getdoc(getattr(value, member)):
+            yield member
 
 
 def names_of(section: Section) -> list[str]:
@@ -257,8 +301,10 @@ def places() -> dict[str, str]:
             for name in names_of(section):
                 anchor = slug(section.title if section.signatures_only else name)
                 made[name] = f"{page}.md#{anchor}"
-                if isinstance(value := found(section.module, name), type):
-                    made |= {f"{name}.{m}": f"{page}.md#{anchor}" for m in members(value)}
+                value = found(section.module, name)
+                if isinstance(value, type) and value.__name__ == name.rpartition(".")[2]:
+                    for full in (f"{name}.{member}" for member in members(value)):
+                        made[full] = f"{page}.md#{slug(full)}"
     return made
 
 
@@ -384,6 +430,9 @@ def one(module: str, name: str, level: str = "###") -> Iterator[str]:
     yield f"{level} {name}"
     if isinstance(value, type) or callable(value):
         yield f"```py\n{signature(value, name)}\n```"
+    if isinstance(value, type) and value.__name__ != name.rpartition(".")[2]:
+        yield f"Another name of {link(value.__name__)}."
+        return
     yield described(inspect.getdoc(value) or "")
     if isinstance(value, type):
         for member in members(value):
@@ -393,10 +442,11 @@ def one(module: str, name: str, level: str = "###") -> Iterator[str]:
 def method(value: type, name: str, member: str) -> Iterator[str]:
     function = inspect.getattr_static(value, member)
     full = f"{name}.{member}"
+    yield f"#### {full}"
     if isinstance(function, property):
-        yield f"**`{full}`** (property): {described(inspect.getdoc(function) or '')}"
+        yield f"Property: {described(inspect.getdoc(function) or '')}"
         return
-    yield f"**`{signature(getattr(value, member), full)}`**"
+    yield f"```py\n{signature(getattr(value, member), full)}\n```"
     yield described(inspect.getdoc(getattr(value, member)) or "")
 
 

@@ -11,8 +11,12 @@ import re
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build_support"))
 
+import api_pages
+import docutils.nodes
+import sphinx.addnodes
 from address import REPOSITORY
 
 project = "mpi4jax"
@@ -63,5 +67,25 @@ def read(app, docname, source):
     source[0] = contents(text) if docname == "index" else text
 
 
+def note_objects(app, doctree):
+    """Make each name of the reference an object of the Python domain: it is then in the index, in
+    `objects.inv`, and among the first results of a search."""
+    docname = app.env.docname
+    if not docname.startswith("reference-"):
+        return
+    names = {place: name for name, place in api_pages.places().items()}
+    domain = app.env.get_domain("py")
+    for section in doctree.findall(docutils.nodes.section):
+        for identifier in section["ids"]:
+            name = names.get(f"{docname}.md#{section[0].astext().lower().replace('.', '')}")
+            if name is None or identifier != section["ids"][0]:
+                continue
+            full = f"mpi4jax.{name}"
+            domain.note_object(full, "function", identifier, location=section)
+            index = sphinx.addnodes.index(entries=[("single", full, identifier, "", None)])
+            section.insert(1, index)
+
+
 def setup(app):
     app.connect("source-read", read)
+    app.connect("doctree-read", note_objects)

@@ -48,6 +48,7 @@ def shape(text: str) -> str:
 
 
 def cheats() -> Iterator[tuple[str, ...]]:
+    places = api_pages.places()
     yield "`MPI_`", "`mpi4jax.`", "`jax.lax.`", "shape in", "shape out", "gradient"
     for name in api_pages.OPERATIONS:
         function, cheat = getattr(ops, name), ROWS[name].cheat
@@ -56,7 +57,7 @@ def cheats() -> Iterator[tuple[str, ...]]:
         needed = [p for p, q in parameters if q.kind == q.POSITIONAL_OR_KEYWORD and p not in MINOR]
         yield (
             f"`{mpi[1]}`" if mpi else "-",
-            f"[`{name}({', '.join(needed)})`](reference-operations.md#{name})",
+            f"[`{name}({', '.join(needed)})`]({places[name]})",
             f"`{cheat.jax}`" if cheat.jax else "-",
             shape(cheat.operand),
             shape(cheat.result),
