@@ -1,6 +1,7 @@
 """Calls outside of any function that is compiled."""
 
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -177,6 +178,48 @@ def test_two_threads_use_a_communicator_first():
             thread.join()
         assert found[0] is found[1]
         comm.Free()
+
+
+# ---- Costs
+
+
+def python_calls(f):
+    """Return the Python functions that ``f`` calls when it is called once more."""
+    for _ in range(3):
+        f()
+    seen = []
+    sys.setprofile(lambda frame, event, _: seen.append(frame) if event == "call" else None)
+    try:
+        f()
+    finally:
+        sys.setprofile(None)
+    return [frame.f_code.co_qualname for frame in seen[1:]]
+
+
+@on_cpu
+@pytest.mark.parametrize("api", [notoken, mpi4jax], ids=["without", "with a token"])
+def test_an_eager_call_makes_few_python_calls(api):
+    """One look-up finds its program; a token is one more result, not another program."""
+    how = {} if api is notoken else {"token": mpi4jax.create_token()}
+    called = python_calls(lambda: api.allreduce(X, op=MPI.SUM, comm=MPI.COMM_WORLD, **how))
+    assert len(called) <= 16, called
+    called = python_calls(lambda: api.sendrecv(X, X, LEFT, RIGHT, sendtag=3, **how))
+    assert len(called) <= 28, called  # it checks ranks, tags, a template and a status
+
+
+@on_cpu
+def test_like_calls_after_the_caches_of_jax_are_cleared():
+    """Their programs are compiled anew before they communicate."""
+    call = lambda x: notoken.allreduce(x, comm=MPI.COMM_WORLD)
+    for _ in range(3):
+        assert_equal(call(X), np.asarray(X) * SIZE + 10 * (SIZE * (SIZE - 1) // 2 - SIZE * RANK))
+    jax.clear_caches()
+    with compilations() as compiled:
+        call(X)
+    assert compiled
+    with compilations() as compiled:
+        call(X)
+    assert not compiled
 
 
 # ---- Lines

@@ -14,13 +14,14 @@ from .._op.spec import OFFSET, PEERS, SPECS, Call, Params
 from . import eager
 
 
-def run(call: Call) -> Any:
-    """Run an operation, and return its result or None."""
+def run(call: Call, with_token: bool = False) -> Any:
+    """Run an operation, and return its result or None; with ``with_token``, and a token."""
     if compat.trace_state_clean():
-        return eager.run(call)
+        return eager.run(call, with_token)
     spec, p = SPECS[call.op], call.params
     numbers = [*call.counts, *traced_peers(p)]
-    return bind_trees(spec, call.arrays, {**spec.defaults, **p}, numbers)
+    out = bind_trees(spec, call.arrays, {**spec.defaults, **p}, numbers)
+    return (out, jnp.zeros((), np.float32)) if with_token else out
 
 
 def traced_peers(p: Params) -> list[Any]:

@@ -41,8 +41,12 @@ def define(**fields: Any) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def operation(*args: Any, **kwargs: Any) -> Any:
-            check_keywords(name, kwargs)
-            return run(function(*args, **kwargs))
+            try:
+                call = function(*args, **kwargs)
+            except TypeError:
+                check_keywords(name, kwargs)
+                raise
+            return run(call)
 
         return cast(F, operation)
 

@@ -83,7 +83,7 @@ def check_keywords(op: str, given: dict[str, Any]) -> None:
         name = next(name for name in given if name in _KEYWORDS)
         raise TypeError(
             f"{op}: there is no argument '{name}' here: {_KEYWORDS[name].format(op=op)}"
-        )
+        ) from None
 
 
 def reduction_named(given: Any, predefined: Iterable[str]) -> str | None:

@@ -15,8 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._call.call import run
 from .._jax import compat
 from .._job.flush import last
+from .._op.other_names import check_keywords
+from .._op.spec import SPECS
 
 
 def create_token(*args: Any) -> jax.Array:
@@ -48,33 +51,44 @@ def _is_of_jax(token: Any) -> bool:
     )
 
 
-def _check_token(op: str, token: Any) -> None:
-    if token is None or _is_of_jax(token):
-        return
+def _check_token(op: str, token: Any) -> bool:
+    """Return whether it is a token of JAX's own, and raise an error if it is none at all."""
+    if _is_of_jax(token):
+        return True
     aval = getattr(token, "aval", token)
     if getattr(aval, "shape", None) != () or getattr(aval, "dtype", None) != np.float32:
         raise TypeError(
             f"{op}: argument 'token' must be a token (a float32 scalar, from create_token() or "
             f"from another op) or None, got {type(token).__name__}: {token!r}"
         )
+    return False
 
 
-def _new_token(given: Any) -> Any:
-    """Return the token of an operation, which is ready when the operation has completed."""
-    if _is_of_jax(given):
-        return given
+def _new_token() -> jax.Array:
+    """Return a token, which is ready when all earlier operations of this thread have completed."""
     return last() if compat.trace_state_clean() else create_token()
 
 
 def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
     """Return the form with a token of a function of :mod:`mpi4jax.notoken`."""
     name = op.__name__
+    # Of an operation; of a function that is made of operations, None.
+    prepare = SPECS[name].prepare if name in SPECS else None
 
     @functools.wraps(op)
     def call(*args: Any, token: Any = None, **kwargs: Any) -> Any:
-        _check_token(name, token)
-        result = op(*args, **kwargs)
-        return _new_token(token) if returns_nothing else (result, _new_token(token))
+        if token is not None and _check_token(name, token):
+            result, new = op(*args, **kwargs), token
+        elif prepare is None:
+            result, new = op(*args, **kwargs), _new_token()
+        else:
+            try:
+                prepared = prepare(*args, **kwargs)
+            except TypeError:
+                check_keywords(name, kwargs)
+                raise
+            result, new = run(prepared, with_token=True)
+        return new if returns_nothing else (result, new)
 
     signature = inspect.signature(op)
     returns_nothing = signature.return_annotation in (None, "None")
