@@ -190,6 +190,7 @@ def _rule_while(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
         token, predicate, values = state
         token, new = body(token, *body_consts, *values)
         if batch:
+            new = map(compat.as_value, new)
             new = [keep(predicate, n, v) for n, v in zip(new, values, strict=True)]
         return *again(token, new), new
 

@@ -32,6 +32,7 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     reduction = p.get("reduction")
     is_linear = reduction is None or reduction.name in ("SUM", "MEAN")
     if not is_linear and has_derivative(arrays[0]):
+        arrays = list(map(compat.as_value, arrays))
         ts = list(map(ad.instantiate_zeros, array_tangents))
         return derivative_of_reduction(spec, arrays, ts, token, token_tangent, p)
 

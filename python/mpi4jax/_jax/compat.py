@@ -327,6 +327,14 @@ def bind_with(primitive: Primitive, params: dict[str, Any], args: Sequence[Any])
     return list(out) if primitive.multiple_results else [out]
 
 
+def as_value(operand: Any) -> Any:
+    """Return an operand of an equation as a value with a shape and a dtype.
+
+    JAX passes a literal to rules as a number: of a type of its own, of Python's, or of NumPy's.
+    """
+    return operand if hasattr(operand, "shape") else jax.numpy.asarray(operand)
+
+
 def evaluate(
     jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], step: Callable[..., Sequence[Any]]
 ) -> list[Any]:

@@ -252,6 +252,7 @@ def batched_operands(
     def to_payload(x: Any, d: int | None) -> Any:
         """Move the batch axis to the front of the payload of one rank, or insert it there."""
         if d is None:
+            x = compat.as_value(x)
             x, d = jnp.broadcast_to(x, (size, *x.shape)), 0
         return jnp.moveaxis(x, d, before)
 
