@@ -1,6 +1,7 @@
-//! The exact comparison of `MPI4JAX_CHECK=1`: of the collectives of all ranks, before they run, by a small allreduce of a fingerprint
-//! on the same communicator.
+//! The exact comparison of `MPI4JAX_CHECK=1`: of the collectives of all ranks, before they run, by an allreduce of a fingerprint and of
+//! its complement on the same communicator: of both the smallest one.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use super::compare::{CheckLevel, check_level, print_of, with_widths};
@@ -49,7 +50,7 @@ pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> 
         words += &format!(", of {}", call.site.forms.sent);
     }
     words += &call.site.forms.belongs_to();
-    let asked = Comparison::start(comm, fingerprint(call, &record), &words);
+    let asked = Comparison::start(comm, fingerprint(call, &record), words);
     asked.map(Some).map_err(|cause| call.site.error(cause))
 }
 
@@ -65,12 +66,12 @@ fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
     let differs = |part: usize| all.iter().any(|words| words[part] != all[0][part]);
     let detail = [1, 2].into_iter().find(|&part| differs(part) && (part == 1 || !differs(0)));
     let line = |words: &[String; 3]| detail.map_or(words[0].clone(), |part| words[0].clone() + &words[part]);
-    Err(mismatch(comm, &all.iter().map(line).collect::<Vec<_>>()))
+    Err(mismatch(comm, &(0..).zip(all.iter().map(line)).collect::<Vec<_>>()))
 }
 
-/// The error of ranks whose operations have these descriptions.
+/// The error of ranks whose operations have these descriptions, by rank, as far as they are known.
 #[cold]
-pub fn mismatch(comm: &Comm, lines: &[String]) -> Cause {
+pub fn mismatch(comm: &Comm, lines: &[(i32, String)]) -> Cause {
     if comm.rank != 0 {
         // Rank 0 reports for all, and ends the job.
         std::thread::sleep(Duration::from_secs(2));
@@ -79,14 +80,18 @@ pub fn mismatch(comm: &Comm, lines: &[String]) -> Cause {
 }
 
 /// What most ranks do is expected, anything else is not.
-fn disagreement(lines: &[String], world: &[i32]) -> String {
-    let votes = |line: &String| lines.iter().filter(|other| *other == line).count();
+fn disagreement(lines: &[(i32, String)], world: &[i32]) -> String {
+    let mut votes = HashMap::<&str, usize>::new();
+    lines.iter().for_each(|(_, line)| *votes.entry(line).or_default() += 1);
     // If several are equally frequent, the one of the lowest rank is expected.
-    let expected = lines.iter().rev().max_by_key(|line| votes(line)).cloned().unwrap_or_default();
+    let expected = lines.iter().rev().max_by_key(|(_, line)| votes[&**line]).map(|(_, line)| line);
     let mut report = "the operations of the ranks do not match, before they run (MPI4JAX_CHECK)".to_owned();
-    for (rank, line) in lines.iter().enumerate() {
-        let word = if *line == expected { "expected" } else { "actual  " };
-        report += &format!("\n  {word} rank {}: {line}", world.get(rank).copied().unwrap_or(rank as i32));
+    for (rank, line) in lines {
+        let word = if Some(line) == expected { "expected" } else { "actual  " };
+        report += &format!("\n  {word} rank {}: {line}", world.get(*rank as usize).unwrap_or(rank));
+    }
+    if lines.len() < world.len() {
+        report += "\n  the other ranks have not waited for the operation yet";
     }
     report
 }
@@ -97,11 +102,14 @@ mod tests {
 
     #[test]
     fn the_majority_is_expected() {
-        let lines = ["allreduce #1", "barrier #1", "allreduce #1"].map(String::from);
+        let lines = [(0, "allreduce #1"), (1, "barrier #1"), (2, "allreduce #1")];
+        let lines = lines.map(|(rank, line)| (rank, line.to_owned()));
         let report = disagreement(&lines, &[4, 5, 6]);
         assert!(report.contains("expected rank 4: allreduce #1"), "{report}");
         assert!(report.contains("actual   rank 5: barrier #1"), "{report}");
-        let report = disagreement(&lines[..2], &[0, 1]);
+        assert!(!report.contains("other ranks"), "{report}");
+        let report = disagreement(&lines[..2], &[0, 1, 2]);
         assert!(report.contains("expected rank 0"), "{report}");
+        assert!(report.ends_with("\n  the other ranks have not waited for the operation yet"), "{report}");
     }
 }

@@ -5,6 +5,7 @@
 
 import ctypes
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -190,6 +191,29 @@ simple(
 )
 
 
+simple(
+    "reduce_scatterv",
+    lambda x: m.reduce_scatterv(x, COUNTS, SUM),
+    jnp.ones(sum(COUNTS), jnp.float32),
+    # Ranks agree on their counts first: two numbers of 8 bytes.
+    {"MPI_Allreduce": (1, 16), "MPI_Reduce_scatter": (1, 0)},
+    "2 * log(P)",
+)
+
+
+# ---- Nonblocking
+
+simple("iallreduce", lambda x: m.wait(m.iallreduce(x, SUM)), X,
+       {"MPI_Iallreduce": (1, BYTES)}, "log(P)")  # fmt: skip
+simple(
+    "ireduce_scatterv",
+    lambda x: m.wait(m.ireduce_scatterv(x, COUNTS, SUM)),
+    jnp.ones(sum(COUNTS), jnp.float32),
+    {"MPI_Iallreduce": (1, 16), "MPI_Ireduce_scatter": (1, 0)},
+    "2 * log(P)",
+)
+
+
 # ---- Grids
 
 CART = WORLD.Create_cart([SIZE], periods=[True])
@@ -200,10 +224,19 @@ def _halo():
     return lambda x: m.halo_exchange(x, CART), (jnp.ones((10, 10), jnp.float32),)
 
 
+def with_check(row: Row) -> Row:
+    """The row with MPI4JAX_CHECK=1: ranks compare two numbers of 8 bytes before the collective."""
+    name = "MPI_Iallreduce" if row.name.startswith("i") else "MPI_Allreduce"
+    calls, size = row.calls.get(name, (0, 0))
+    compared = {**row.calls, name: (calls + 1, size + 16)}
+    return row._replace(calls=compared, formula=f"{row.formula} + log(P)")
+
+
 def main(path: str) -> None:
     rows = [row for row in ROWS if not sys.argv[2:] or row.name in sys.argv[2:]]
     results = []
-    for this in rows:
+    for plain in rows:
+        this = with_check(plain) if os.environ.get("MPI4JAX_CHECK") == "1" else plain
         f, arguments = this.make()
         compiled = mpi4jax.jit(f)
         jax.block_until_ready(compiled(*arguments))

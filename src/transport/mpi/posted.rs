@@ -86,7 +86,7 @@ impl Posted {
 
     /// Asks the other ranks whether they have the same number, without waiting for the answer.
     pub(super) fn agree(&mut self, call: &Call, number: u64) -> Result<(), Cause> {
-        let (agreement, request) = Agreement::start(&call.site.comm, number, None)?;
+        let (agreement, request) = Agreement::start(&call.site.comm, number)?;
         self.agreement = Some(agreement);
         self.requests.push(request);
         Ok(())

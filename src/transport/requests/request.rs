@@ -71,12 +71,12 @@ impl Request {
         Self { comparison: Mutex::new(comparison), ..self }
     }
 
-    /// Waits for what the other ranks say of the start: the texts of all, if they have started something else.
-    pub fn difference(&self) -> Result<Option<Vec<String>>, Error> {
+    /// Waits for what the other ranks say of the start: if they have started something else, what is known of it, by rank.
+    pub fn difference(&self) -> Result<Option<Vec<(i32, String)>>, Error> {
         let comparison = self.comparison().take();
         comparison.map_or(Ok(None), |comparison| {
             let _waiting = Pause::new();
-            comparison.wait().map_err(|cause| self.site.error(cause))
+            comparison.wait(&self.site.comm).map_err(|cause| self.site.error(cause))
         })
     }
 
