@@ -58,6 +58,8 @@ def test_cg_notices_what_is_not_definite(dtype):
     assert reason(linalg.cg, diagonal(VALUES), b, **of_M) is Reason.INDEFINITE
     # The solution of a negative definite equation is right.
     assert reason(linalg.cg, diagonal(-VALUES), b) is Reason.TOLERANCE
+    assert reason(linalg.cg, diagonal(signs * VALUES), b, pipelined=True) is Reason.INDEFINITE
+    assert reason(linalg.cg, diagonal(-VALUES), b, pipelined=True) is Reason.TOLERANCE
     assert reason(linalg.minres, diagonal(signs * VALUES), b) is Reason.TOLERANCE
 
 

@@ -69,7 +69,7 @@ class Info(NamedTuple):
         return self.reason > 0
 
 
-def _quotient(a: Any, b: Any) -> jax.Array:
+def quotient(a: Any, b: Any) -> jax.Array:
     """Return the quotient, or zero if the divisor is zero."""
     return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
 
@@ -118,7 +118,7 @@ def scale_of(space: Space, b: Vector) -> jax.Array:
     return jnp.ldexp(jnp.ones_like(largest), jnp.maximum(exponent, least))
 
 
-def _if(condition: Any, reason: Any, otherwise: Any) -> jax.Array:
+def reason_if(condition: Any, reason: Any, otherwise: Any) -> jax.Array:
     return jnp.where(condition, reason, otherwise).astype(jnp.int32)
 
 
@@ -155,7 +155,7 @@ def solved(measure: Measure, method: Method, x: Vector, limits: Limits) -> Solut
         d, more, why = method(r, rest)
         y = x + d
         s, new = measure(y)
-        why = _if(jnp.isfinite(new), why, Reason.BREAKDOWN)
+        why = reason_if(jnp.isfinite(new), why, Reason.BREAKDOWN)
         # The first step is taken even if the norm grew: some methods reduce it only at the end.
         taken = (new < square) | (jnp.isinf(last) & jnp.isfinite(new))
         x, r, new = (jnp.where(taken, a, b) for a, b in ((y, x), (s, r), (new, square)))
@@ -166,9 +166,9 @@ def solved(measure: Measure, method: Method, x: Vector, limits: Limits) -> Solut
     limits.report(zero, square)
     state = (x, r, square, jnp.full_like(square, jnp.inf), zero, zero)
     x, r, square, _, k, why = lax.while_loop(go_on, step, state)
-    why = _if(jnp.isfinite(square), why, Reason.BREAKDOWN)
-    stopped = _if(k < limits.most, Reason.STAGNATION, Reason.ITERATIONS)
-    why = _if(square <= limits.square, Reason.TOLERANCE, _if(why == 0, stopped, why))
+    why = reason_if(jnp.isfinite(square), why, Reason.BREAKDOWN)
+    stopped = reason_if(k < limits.most, Reason.STAGNATION, Reason.ITERATIONS)
+    why = reason_if(square <= limits.square, Reason.TOLERANCE, reason_if(why == 0, stopped, why))
     return jnp.where(jnp.isnan(square), square, x), r, square, k, why
 
 
@@ -188,7 +188,7 @@ def cg(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Cor
         x, r, p, gamma, _, last, k = state
         Ap = A(p)
         curvature = space.products((p, Ap))[0].real
-        alpha = _quotient(gamma, curvature)
+        alpha = quotient(gamma, curvature)
         # If A and M are definite, all steps have the same sign.
         indefinite = (curvature == 0) | (alpha * last < 0)
         alpha = jnp.where(indefinite, 0, alpha)
@@ -201,7 +201,7 @@ def cg(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Cor
     z, gamma, square = measured(r)
     state = (jnp.zeros_like(r), r, z, gamma, square, 0 * gamma, jnp.zeros_like(limits.most))
     x, *_, gamma, square, _, k = lax.while_loop(go_on, step, state)
-    return x, k, _if((gamma == 0) & (square > limits.square), Reason.INDEFINITE, 0)
+    return x, k, reason_if((gamma == 0) & (square > limits.square), Reason.INDEFINITE, 0)
 
 
 def bicgstab(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Correction:
@@ -218,17 +218,17 @@ def bicgstab(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) 
         x, r, p, rho, _, _, k = state
         Mp = M(p)
         q = A(Mp)
-        alpha = _quotient(rho, space.products((first, q))[0])
+        alpha = quotient(rho, space.products((first, q))[0])
         s = plus(r, -alpha, q)
         Ms = M(s)
         t = A(Ms)
         ss, ts, tt = space.products((s, s), (t, s), (t, t))
         done = ss.real <= limits.square  # then t may be zero
-        omega = jnp.where(done, 0, _quotient(ts, tt))
+        omega = jnp.where(done, 0, quotient(ts, tt))
         x, r = plus(plus(x, alpha, Mp), omega, Ms), plus(s, -omega, t)
         new, square = space.products((first, r), (r, r))
         limits.report(k + 1, square.real)
-        beta = new / rho * _quotient(alpha, omega)
+        beta = new / rho * quotient(alpha, omega)
         return x, r, plus(r, beta, plus(p, -omega, q)), new, omega, square.real, k + 1
 
     (square,) = space.products((r, r))
@@ -236,7 +236,7 @@ def bicgstab(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) 
     state = (jnp.zeros_like(r), r, r, square, one, square.real, jnp.zeros_like(limits.most))
     x, *_, rho, omega, square, k = lax.while_loop(go_on, step, state)
     broken = ((rho == 0) | (omega == 0)) & (square > limits.square)
-    return x, k, _if(broken, Reason.BREAKDOWN, 0)
+    return x, k, reason_if(broken, Reason.BREAKDOWN, 0)
 
 
 def gmres(
@@ -292,21 +292,21 @@ def minres(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) ->
         z = z / gamma
         Az = A(z)
         delta = space.products((z, Az))[0].real
-        after = plus(plus(Az, -delta / gamma, v), -_quotient(gamma, old), before)
+        after = plus(plus(Az, -delta / gamma, v), -quotient(gamma, old), before)
         z_after, new = normed(after)
         a = times(c1, delta) - times(c0 * s1, gamma)
         b = space.length(a, new)
-        c2, s2 = _quotient(a, b), _quotient(new, b)
+        c2, s2 = quotient(a, b), quotient(new, b)
         above = plus(plus(z, -s0 * gamma, last), -(times(s1, delta) + times(c0 * c1, gamma)), w)
-        above = _quotient(above, b)
+        above = quotient(above, b)
         x = plus(x, c2 * eta, above)
-        limits.report(k + 1, _quotient((s2 * eta) ** 2, ratio))
+        limits.report(k + 1, quotient((s2 * eta) ** 2, ratio))
         rotations = ((gamma, new), (c1, c2), (s1, s2))
         return x, v, after, z_after, w, above, *rotations, -s2 * eta, k + 1
 
     z, gamma = normed(r)
     # The recurrence has the residual's norm in the inner product of M, so the limit is scaled.
-    ratio = _quotient(gamma**2, space.square(r))
+    ratio = quotient(gamma**2, space.square(r))
     small = limits.square * ratio
     none, zero, one = jnp.zeros_like(r), jnp.zeros_like(gamma), jnp.ones_like(gamma)
     rotations = ((zero, gamma), (one, one), (zero, zero))
@@ -320,7 +320,7 @@ def lsmr(space: Space, A: Operator, adjoint: Operator, r: Vector, limits: Limits
 
     def normed(v: Vector) -> tuple[Vector, jax.Array]:
         norm = jnp.sqrt(space.square(v))
-        return _quotient(v, norm), norm
+        return quotient(v, norm), norm
 
     def go_on(state: Any) -> Any:
         *_, zeta, k = state
@@ -331,13 +331,13 @@ def lsmr(space: Space, A: Operator, adjoint: Operator, r: Vector, limits: Limits
         u, beta = normed(space.plus(A(v), -alpha, u))
         v, alpha = normed(space.plus(adjoint(u), -beta, v))
         last, rho = rho, space.length(inner, beta)
-        theta, inner = _quotient(beta, rho) * alpha, _quotient(inner, rho) * alpha
+        theta, inner = quotient(beta, rho) * alpha, quotient(inner, rho) * alpha
         over, below = sine * rho, cosine * rho
         old, outer = outer, space.length(below, theta)
-        cosine, sine = _quotient(below, outer), _quotient(theta, outer)
-        g = space.plus(h, -_quotient(over * rho, last * old), g)
-        x = space.plus(x, _quotient(cosine * zeta, rho * outer), g)
-        h = space.plus(v, -_quotient(theta, rho), h)
+        cosine, sine = quotient(below, outer), quotient(theta, outer)
+        g = space.plus(h, -quotient(over * rho, last * old), g)
+        x = space.plus(x, quotient(cosine * zeta, rho * outer), g)
+        h = space.plus(v, -quotient(theta, rho), h)
         limits.report(k + 1, (sine * zeta) ** 2)
         return x, u, v, h, g, alpha, inner, rho, outer, cosine, sine, -sine * zeta, k + 1
 

@@ -10,7 +10,8 @@ import numpy as np
 from jax import lax
 from mpi4py import MPI
 
-from ..ops import allreduce
+from .._requests.wait import after, wait
+from ..ops import allreduce, iallreduce
 from .reproducible import reproducible_sum
 
 Vector = jax.Array  # this rank's part of one
@@ -35,6 +36,19 @@ class Space:
         total = allreduce(jnp.concatenate([jnp.atleast_1d(p) for p in local]), comm=self.comm)
         parts = jnp.split(total, np.cumsum([p.size for p in local])[:-1])
         return [part.reshape(p.shape) for part, p in zip(parts, local, strict=True)]
+
+    def start(self, operand: Vector, *pairs: tuple[Vector, Vector]) -> tuple[Any, Vector]:
+        """Initiate a reduction of inner products.
+
+        Returns:
+            The request, and ``operand``, of which computation that overlaps the reduction begins.
+        """
+        request = iallreduce(jnp.stack([jnp.conj(a) @ b for a, b in pairs]), comm=self.comm)
+        return request, after(request, operand)
+
+    def finish(self, request: Any, computed: Vector) -> list[jax.Array]:
+        """Return the inner products once ``computed``, which overlaps the reduction, is there."""
+        return list(wait(request, after=computed))
 
     def square(self, v: Vector) -> jax.Array:
         """Return the square of the norm."""
