@@ -25,6 +25,7 @@ from mpi4py import MPI
 
 from ._numerics import krylov, pipelined as _pipelined
 from ._numerics.base import static_int
+from ._numerics.host import host_solve as host_solve
 from ._numerics.krylov import Info, Reason, check, solve, wide_of
 from ._numerics.space import Space, Vector
 
@@ -35,6 +36,7 @@ __all__ = [
     "block_jacobi",
     "cg",
     "gmres",
+    "host_solve",
     "lsmr",
     "minres",
     "norm",

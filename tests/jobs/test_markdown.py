@@ -24,7 +24,7 @@ for name in sys.argv[1:]:
 
 
 OPTIONAL = re.compile(
-    r"^ *(?:import|from) (diffrax|equinox|flax|optimistix|xarray)\b", re.MULTILINE
+    r"^ *(?:import|from) (diffrax|equinox|flax|optimistix|pyamg|xarray)\b", re.MULTILINE
 )
 
 
