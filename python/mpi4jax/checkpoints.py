@@ -39,6 +39,7 @@ class _Save:
                 "save: argument 'keep' must be at least 1, and 'path' must end with a number; got "
                 f"{keep} and {str(self.path)!r}"
             )
+        flush()  # the ranks communicate through mpi4py from here on
         files.agree("save", comm, store.check_library)
         arrays, _ = files.to_write("save", tree, layouts, comm)
         written = [*zip(arrays, files.largest_blocks("save", arrays, comm), strict=True)]

@@ -280,6 +280,25 @@ def raises(error, words):
     return pytest.raises(error, match=words)
 
 
+def test_operations_complete_before_ranks_communicate_through_mpi4py(folder):
+    """A program saves while its last step still computes, on the communicator of that step."""
+    comm = mpi4jax.default_comm()
+
+    @jax.jit
+    def step(x):
+        for _ in range(30 * (RANK == 0)):  # the first rank is late with its reduction
+            x = jnp.tanh(x @ x)
+        return mpi4jax.notoken.allreduce(x[0], op=MPI.SUM)
+
+    x = jnp.full((500, 500), 1e-3)
+    step(x).block_until_ready()
+    for number in range(4):
+        y = step(x)
+        checkpoints.save(folder / str(number), {"step": number}, None, comm=comm)
+        assert checkpoints.latest(folder) == folder / str(number)
+        y.block_until_ready()
+
+
 def test_errors(folder):
     x = jnp.ones((2, 3))
     save = lambda *args, path="x": checkpoints.save(folder / path, *args, comm=COMM)
