@@ -428,7 +428,7 @@ ROWS = {
         _ring,
         _call_ring,
         log=r"<- {left} \(tag -1, {items} items\) / -> {right} \(tag 0, {items} items\)",
-        cheat=Cheat("ppermute", "S", "S", "sent the other way"),
+        cheat=Cheat("", "S", "S", "sent the other way"),
     ),
 }
 REDUCING = tuple(name for name, row in ROWS.items() if "op" in row.positional)

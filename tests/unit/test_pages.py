@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from collections import deque
 from pathlib import Path
 
@@ -127,3 +128,26 @@ def test_links_of_the_readme_on_pypi(monkeypatch):
         assert any(target.startswith("https://example.org") for target in targets) == bool(
             repository
         )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_says_what_its_programs_need(page):
+    """Besides what `pip install mpi4jax` brings."""
+    text, brought = (
+        page.read_text(),
+        {"jax", "numpy", "mpi4py", "mpi4jax", *sys.stdlib_module_names},
+    )
+    programs = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
+    imported = re.findall(r"^ *(?:import|from) (\w+)", "\n".join(programs), re.M)
+    for package in {*imported} - brought:
+        assert re.search(rf"pip install[^\n`]*\b{package}\b", text), package
+
+
+def test_the_first_bug_of_contributing_can_be_brought_back():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert page.count("tests/first_bug.patch") == 2
+    patch = ROOT / "tests" / "first_bug.patch"
+    subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, check=True)
+    removed = re.findall(r"^-  +(.*)$", patch.read_text(), re.M)
+    assert len(removed) == 2
+    assert all(line in page for line in removed)
