@@ -190,8 +190,8 @@ def _rule_while(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
         token, predicate, values = state
         token, new = body(token, *body_consts, *values)
         if batch:
-            new = map(compat.as_value, new)
-            new = [keep(predicate, n, v) for n, v in zip(new, values, strict=True)]
+            pairs = zip(map(compat.as_value, new), values, strict=True)
+            new = [keep(predicate, n, v) for n, v in pairs]
         return *again(token, new), new
 
     state = (*again(token, init), list(init))

@@ -70,7 +70,7 @@ def halo_add(
                 "cannot be added; expected numbers"
             )
     comm, chosen, widths = _cart.grid_of(_NAME, cart, axes, width, x)
-    exchanged = [pair for pair in zip(chosen, widths, strict=True) if pair[0] is not None]
+    exchanged = [(k, w) for k, w in zip(chosen, widths, strict=True) if k is not None]
     for leaf in jax.tree.leaves(x):  # the errors of halo_exchange, with the name of this function
         from_end(_NAME, [k for k, _ in exchanged], [w for _, w in exchanged], jnp.shape(leaf))
     _border.check(_NAME, comm, x, border)

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import core, effects, source_info_util, traceback_util, xla_bridge
+from jax._src import core, dispatch, effects, source_info_util, traceback_util, xla_bridge
 from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.interpreters import pxla
 from jax._src.shard_map import shard_map_p as shard_map_p
@@ -270,13 +270,40 @@ def warn_of_changed_jax(without: str) -> None:
 
 
 def on_effects_barrier(wait: Callable[[], None]) -> None:
-    """Have ``jax.effects_barrier()``, which waits for effects that JAX sees, call ``wait`` too."""
+    """Have ``jax.effects_barrier()``, which waits for effects that JAX sees, call ``wait`` too.
 
-    def effects_barrier(original: Callable[[], None]) -> None:
-        original()
+    Any name of the function calls the wrapped method, also one that was bound before this import.
+    """
+
+    def block_until_ready(original: Callable[[Any], None], tokens: Any) -> None:
+        original(tokens)
         wait()
 
-    wrap(jax, "effects_barrier", effects_barrier)
+    wrap(type(dispatch.runtime_tokens), "block_until_ready", block_until_ready)
+
+
+def on_set_mesh(mesh_type: type, begin: Callable[[Any], None], end: Callable[[Any], None]) -> None:
+    """Have ``jax.set_mesh`` take meshes of this type: ``begin(mesh)``, and ``end(mesh)`` when a
+    ``with`` ends. It is a class from JAX 0.8 on, and not there before."""
+
+    def init(original: Callable[..., None], self: Any, mesh: Any) -> None:
+        if not isinstance(mesh, mesh_type):
+            return original(self, mesh)
+        self.prev_mesh = mesh
+        return begin(mesh)
+
+    def enter(original: Callable[..., Any], self: Any) -> Any:
+        return self.prev_mesh if isinstance(self.prev_mesh, mesh_type) else original(self)
+
+    def exit(original: Callable[..., Any], self: Any, *error: Any) -> Any:
+        is_ours = isinstance(self.prev_mesh, mesh_type)
+        return end(self.prev_mesh) if is_ours else original(self, *error)
+
+    if hasattr(jax, "set_mesh"):
+        with unless_changed("jax.set_mesh does not take a mesh of ranks"):
+            wrap(jax.set_mesh, "__init__", init)
+            wrap(jax.set_mesh, "__enter__", enter)
+            wrap(jax.set_mesh, "__exit__", exit)
 
 
 def visible_gpus(option: str = "jax_cuda_visible_devices") -> str:

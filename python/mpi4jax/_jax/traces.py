@@ -5,13 +5,14 @@ Thin, as `compat.py`, without an idea of why.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax._src import api, core
-from jax._src.interpreters import ad as _ad, partial_eval as pe
+from jax._src.interpreters import ad as _ad, batching as _batching, partial_eval as pe
 from jax.api_util import debug_info
 from jax.core import AbstractValue, Tracer
 from jax.extend import linear_util as lu
@@ -300,20 +301,42 @@ def batches_tangents(axis_data: Any, tangents: bool = False) -> bool:
     return axis_data.name == _JACFWD or (tangents and axis_data.name == _PROGRAMS)
 
 
-def name_axis_of_tangents(owner: Any, name: str) -> None:
-    """Give the axis of such a `vmap` a name, where ``owner`` has the function ``vmap``."""
+def _is_of_tangents(out_axes: Any) -> bool:
+    """Return whether these ``out_axes`` of a `vmap` are those of a `vmap` around a `jvp`."""
+    of_pair = out_axes[:2] if isinstance(out_axes, tuple) else ()
+    return len(of_pair) == 2 and of_pair[0] is None and isinstance(of_pair[1], int)
 
-    def named(original: Any, fun: Any, *args: Any, **kwargs: Any) -> Any:
-        out_axes = kwargs.get("out_axes", args[1] if len(args) > 1 else 0)
-        of_pair = out_axes[:2] if isinstance(out_axes, tuple) else ()
-        is_free = kwargs.get("axis_name") is None and len(args) < 3
-        if is_free and len(of_pair) == 2 and of_pair[0] is None and isinstance(of_pair[1], int):
-            kwargs["axis_name"] = name
-        return original(fun, *args, **kwargs)
 
+def _named_in_jacfwd(vmap: Any, fun: Any, *args: Any, **kwargs: Any) -> Any:
+    """`jax.jacfwd` calls this `vmap`. Programs call the original, which other modules name."""
+    if not args and kwargs.get("axis_name") is None and _is_of_tangents(kwargs.get("out_axes")):
+        kwargs["axis_name"] = _JACFWD
+    return vmap(fun, *args, **kwargs)
+
+
+def _named_in_programs(
+    batch: Any, fun: Any, axis_data: Any, in_dims: Any, out_dims: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Each `vmap` calls this function when the batched function is called.
+
+    ``out_dims`` is a function there, which has the ``out_axes`` of the `vmap` in its closure.
+    """
+    if axis_data.name is core.no_axis_name:
+        names = getattr(getattr(out_dims, "__code__", None), "co_freevars", ())
+        if "out_axes" in names:
+            given = out_dims.__closure__[names.index("out_axes")].cell_contents
+            if _is_of_tangents(given):
+                axis_data = dataclasses.replace(axis_data, name=_PROGRAMS)
+    return batch(fun, axis_data, in_dims, out_dims, *args, **kwargs)
+
+
+def name_axes_of_tangents(jacfwd: Any, programs: Any) -> None:
+    """Give the axis of such a `vmap` a name: in `jax.jacfwd`, whose module has ``vmap``, and in
+    programs, by the function ``batch`` that each `vmap` calls."""
     with unless_changed("jax.jacfwd of a function that communicates fails"):
-        wrap(owner, "vmap", named)
+        wrap(jacfwd, "vmap", _named_in_jacfwd)
+    with unless_changed("jax.vmap around jax.jvp of a function that communicates fails"):
+        wrap(programs, "batch", _named_in_programs)
 
 
-name_axis_of_tangents(api, _JACFWD)  # which `jax.jacfwd` calls
-name_axis_of_tangents(jax, _PROGRAMS)
+name_axes_of_tangents(api, _batching)

@@ -27,10 +27,11 @@ def _nothing(x: jax.Array) -> jax.Array:
 _zero = np.zeros((), np.float32)
 
 
-def last() -> Any:
-    """An array that is ready when all that this thread has started has ended."""
+def last(device: Any = None) -> Any:
+    """An array that is ready when all that this thread has started has ended, there or on JAX's
+    default device."""
     with jax.transfer_guard("allow"):
-        return _nothing(_zero)
+        return _nothing(_zero if device is None else jax.device_put(_zero, device))
 
 
 class _Thread:

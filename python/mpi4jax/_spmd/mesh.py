@@ -227,28 +227,11 @@ def _collective(known: Comm, words: str) -> Iterator[None]:
         yield
 
 
-class _Set:
-    """What `jax.set_mesh` returns for a mesh of ranks: the mesh is set, until a ``with`` ends."""
-
-    def __init__(self, mesh: Mesh):
-        self.mesh = mesh
-        _set(mesh)
-
-    def __enter__(self) -> Mesh:
-        return self.mesh
-
-    def __exit__(self, *_: object) -> None:
-        self.mesh.__exit__()
-
-
 def _set(mesh: Mesh) -> None:
     _current.meshes = [*getattr(_current, "meshes", ()), mesh]
 
 
-if hasattr(jax, "set_mesh"):  # from JAX 0.8 on
-    compat.wrap(
-        jax, "set_mesh", lambda of_jax, mesh: (_Set if isinstance(mesh, Mesh) else of_jax)(mesh)
-    )
+compat.on_set_mesh(Mesh, _set, lambda mesh: mesh.__exit__())
 
 
 def current() -> Mesh | None:

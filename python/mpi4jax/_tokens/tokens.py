@@ -64,9 +64,16 @@ def _check_token(op: str, token: Any) -> bool:
     return False
 
 
-def _new_token() -> jax.Array:
-    """Return a token, which is ready when all earlier operations of this thread have completed."""
-    return last() if compat.trace_state_clean() else create_token()
+def _new_token(result: Any) -> jax.Array:
+    """Return a token, which is ready when all earlier operations of this thread have completed.
+
+    It is on the device of the result, as the token of an operation is.
+    """
+    if not compat.trace_state_clean():
+        return create_token()
+    leaves = jax.tree.leaves(result)
+    committed = (leaf for leaf in leaves if isinstance(leaf, jax.Array) and leaf.committed)
+    return last(next((device for leaf in committed for device in leaf.devices()), None))
 
 
 def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,7 +87,8 @@ def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
         if token is not None and _check_token(name, token):
             result, new = op(*args, **kwargs), token
         elif prepare is None:
-            result, new = op(*args, **kwargs), _new_token()
+            result = op(*args, **kwargs)
+            new = _new_token(result)
         else:
             try:
                 prepared = prepare(*args, **kwargs)
