@@ -11,7 +11,7 @@ from mpi4py import MPI
 from reference import JITS, RANK, SIZE, assert_equal, each, enable_x64
 
 from mpi4jax import Layout, fft, redistribute
-from mpi4jax._numerics import local_fft
+from mpi4jax._numerics import layout as layout_module, local_fft
 
 PAIR = MPI.Compute_dims(SIZE, 2)
 # Global shapes and cuts: slabs, pencils and blocks, unequal, empty, and on fewer ranks.
@@ -37,9 +37,11 @@ def _in_double_precision():
 
 
 @pytest.fixture
-def tiles(monkeypatch):
-    """As large arrays do it, in tiles."""
+def tiles(monkeypatch, request):
+    """As large arrays do it, in tiles; but in the cases named rfft, as on many ranks."""
     monkeypatch.setattr(local_fft, "TILE", 8)
+    if "rfft" not in request.node.name:
+        monkeypatch.setattr(layout_module, "FEW", 1)
 
 
 def numbers(shape, dtype=np.float64, seed=0):

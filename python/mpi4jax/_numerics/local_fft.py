@@ -183,19 +183,12 @@ class _Local(NamedTuple):
 
         def some(at_once: int, start: int, k: Any, y: jax.Array) -> jax.Array:
             at = start + k * at_once
-            (old, slices), (new, places) = (
-                self._tile(pieces, first, planes, at_once) for pieces in (self.operand, self.result)
+            old, new = (
+                Pieces(((at_once,), *pieces.lengths[first:]), pieces.ranks)
+                for pieces in (self.operand, self.result)
             )
-            tile = old.join(
-                [
-                    lax.dynamic_slice(x, (begin + at * n,), (at_once * n,)).reshape(shape)
-                    for (begin, n), shape in zip(slices, old.shapes, strict=True)
-                ]
-            )
-            parts = new.cut(self.transform(tile, new.shape, first - 1))
-            for (begin, n), part in zip(places, parts, strict=True):
-                y = lax.dynamic_update_slice(y, part.ravel(), (begin + at * n,))
-            return y
+            tile = self.transform(_read(x, old, planes, at), new.shape, first - 1)
+            return _write(y, tile, new, planes, at)
 
         y = empty_p.bind(x[0], size=math.prod(self.result.shape), dtype=self.dtype(x.dtype))
         at_once = planes // tiles
@@ -203,16 +196,59 @@ class _Local(NamedTuple):
         done = tiles * at_once
         return lax.fori_loop(0, planes - done, functools.partial(some, 1, done), y)
 
-    @staticmethod
-    def _tile(
-        pieces: Pieces, first: int, planes: int, at_once: int
-    ) -> tuple[Pieces, list[tuple[int, int]]]:
-        """Return the pieces of a number of planes; of each, its start and its elements in a
-        plane."""
-        tile = Pieces(((at_once,), *pieces.lengths[first:]), pieces.ranks)
-        lengths = [math.prod(shape[1:]) for shape in tile.shapes]
-        ends = itertools.accumulate(planes * n for n in lengths)
-        return tile, [(end - planes * n, n) for end, n in zip(ends, lengths, strict=True)]
+
+def _runs(tile: Pieces, planes: int) -> list[tuple[int, int, int]]:
+    """Return runs of equal pieces of all planes: the start of a run, the number of its pieces, and
+    the elements that each has in a plane. Few pieces are runs of their own."""
+    lengths = [math.prod(shape[1:]) for shape in tile.shapes]
+    if tile.are_few:
+        runs = [(1, n) for n in lengths]
+    else:
+        runs = [(len([*group]), n) for n, group in itertools.groupby(lengths)]
+    ends = itertools.accumulate(count * planes * n for count, n in runs)
+    return [
+        (end - count * planes * n, count, n) for end, (count, n) in zip(ends, runs, strict=True)
+    ]
+
+
+def _read(x: jax.Array, tile: Pieces, planes: int, at: Any) -> jax.Array:
+    """Return a number of planes, from ``at`` on, of a message of all planes."""
+    at_once = tile.shape[0]
+    parts = []
+    for begin, count, n in _runs(tile, planes):
+        if count == 1:
+            parts.append(lax.dynamic_slice(x, (begin + at * n,), (at_once * n,)))
+            continue
+        run = x[begin : begin + count * planes * n].reshape(count, planes * n)
+        parts.append(lax.dynamic_slice(run, (0, at * n), (count, at_once * n)).ravel())
+    if tile.are_few:
+        return tile.join([p.reshape(s) for p, s in zip(parts, tile.shapes, strict=True)])
+    return tile.unpack(parts[0] if len(parts) == 1 else jnp.concatenate(parts))
+
+
+def _write(y: jax.Array, block: jax.Array, tile: Pieces, planes: int, at: Any) -> jax.Array:
+    """Return a message of all planes with the planes of a block from ``at`` on."""
+    at_once, runs = tile.shape[0], _runs(tile, planes)
+    if len(runs) == 1:
+        ((_, count, n),) = runs
+        part = tile.pack(block).reshape(count, at_once * n)
+        return lax.dynamic_update_slice(y.reshape(count, -1), part, (0, at * n)).ravel()
+    if tile.are_few:
+        for (begin, _, n), part in zip(runs, tile.cut(block), strict=True):
+            y = lax.dynamic_update_slice(y, part.ravel(), (begin + at * n,))
+        return y
+    # A view of a run of the message could be written only by a copy of all of it.
+    message, done = tile.pack(block), 0
+    for begin, count, n in runs:
+        parts = message[done : done + count * at_once * n].reshape(count, at_once * n)
+        done += parts.size
+        place = functools.partial(_place, parts, begin + at * n, planes * n)
+        y = lax.fori_loop(0, count, place, y)
+    return y
+
+
+def _place(parts: jax.Array, start: Any, step: int, k: Any, y: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice(y, parts[k], (start + k * step,))
 
 
 # The derivative that JAX makes of the loops would add to an array as large as the operand in each
