@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from mpi4jax import ops
 from mpi4jax._op.other_names import public_names
-from mpi4jax._op.spec import SPECS
+from mpi4jax._op.table import ROWS
 
 
 class Section(NamedTuple):
@@ -33,7 +33,7 @@ class Page(NamedTuple):
     sections: list[Section]
 
 
-OPERATIONS = [name for name in public_names(ops) if name in SPECS]
+OPERATIONS = [name for name in public_names(ops) if name in ROWS]
 STARTS = [f"i{name}" for name in sorted([*OPERATIONS, "neighbor_allgather", "neighbor_alltoall"])]
 ANY_SOURCE = "[Messages from any source and tag](usage.md#messages-from-any-source-and-tag)"
 

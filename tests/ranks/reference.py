@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 import mpi4jax
 from mpi4jax import _native
-from mpi4jax._op.spec import SPECS
+from mpi4jax._op.operation import OPERATIONS
 
 COMM = mpi4jax.default_comm()
 RANK, SIZE = COMM.rank, COMM.size
@@ -49,7 +49,7 @@ class Threaded:
     def __getattr__(self, name):
         def call(*args, **kwargs):
             out = getattr(mpi4jax, name)(*args, token=self.token, **kwargs)
-            if name in SPECS and not SPECS[name].returns:
+            if name in OPERATIONS and not OPERATIONS[name].returns:
                 result, self.token = None, out
             else:
                 assert isinstance(out, tuple), "a pair"

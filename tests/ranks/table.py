@@ -18,7 +18,7 @@ from reference import COMM, RANK, SIZE, Threaded, float32, fold
 
 import mpi4jax
 from mpi4jax import notoken
-from mpi4jax._op.spec import SPECS
+from mpi4jax._op.operation import OPERATIONS, Operation
 
 # ---- Models: (array module, case, all ranks' operands) -> all ranks' results
 
@@ -432,7 +432,12 @@ ROWS = {
     ),
 }
 REDUCING = tuple(name for name, row in ROWS.items() if "op" in row.positional)
-AVERAGING = tuple(name for name in REDUCING if SPECS[name].has_mean)
+STARTED = tuple(
+    name
+    for name, op in OPERATIONS.items()
+    if op.row.started or op.initiate is not Operation.initiate
+)
+AVERAGING = tuple(name for name in REDUCING if OPERATIONS[name].row.has_mean)
 
 
 def reduction_of(name):

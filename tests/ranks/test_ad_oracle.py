@@ -1,7 +1,5 @@
 """The derivatives of every op against a NumPy model of the whole job."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +12,8 @@ from table import derivative_cases
 import mpi4jax
 from mpi4jax._diff import derivative as _derivative
 from mpi4jax._op.comm import as_comm, as_reduction
-from mpi4jax._op.spec import SPECS
+from mpi4jax._op.operation import PLAIN, Operation
+from mpi4jax.ops.allreduce import Allreduce
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -58,7 +57,11 @@ def test_value_and_derivatives(case):
 
 def test_new_reducing_op_has_no_derivative_by_accident():
     """The formulas for PROD, MAX and MIN are those of the ops that there are."""
-    spec = dataclasses.replace(SPECS["allreduce"], name="fold", derivative=None)
-    p = {"comm": as_comm("", None), "reduction": as_reduction("", MPI.PROD), "adjoint": False}
+
+    class Fold(Allreduce):
+        name = "fold"
+        tangent = Operation.tangent
+
+    op = Fold(as_comm("", None), reduction=as_reduction("", MPI.PROD))
     with pytest.raises(NotImplementedError, match=r"fold: .* PROD"):
-        _derivative.jvp(spec, [jnp.ones(2)], [jnp.ones(2)], **p)
+        _derivative.jvp([jnp.ones(2)], [jnp.ones(2)], op=op, how=PLAIN)

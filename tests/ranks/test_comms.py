@@ -16,7 +16,7 @@ import mpi4jax
 from mpi4jax import _native, notoken
 from mpi4jax._call import eager
 from mpi4jax._op import comm as _comm
-from mpi4jax._op.spec import SPECS
+from mpi4jax._op.operation import OPERATIONS
 
 WORLD = MPI.COMM_WORLD
 
@@ -248,7 +248,7 @@ FIRST = {
 
 
 def test_all_ops_that_make_a_communicator_are_tried():
-    assert {name for name, spec in SPECS.items() if spec.private} <= FIRST.keys()
+    assert {name for name, op in OPERATIONS.items() if op.row.private} <= FIRST.keys()
 
 
 @pytest.mark.min_ranks(3)

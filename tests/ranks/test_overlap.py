@@ -20,12 +20,9 @@ from reference import (
     float32,
     jits,
 )
-from table import cases, derivative_cases
+from table import STARTED, cases, derivative_cases
 
 import mpi4jax
-from mpi4jax._op.spec import SPECS
-
-STARTED = tuple(name for name, spec in SPECS.items() if spec.started or spec.start)
 
 
 def started(found):
@@ -332,7 +329,7 @@ def test_ipvary_starts_while_the_layers_before_are_computed():
         # Not through tokens, which order operations alone.
         data = eqn.outvars[:1] if name.startswith("mpi4jax_") else eqn.outvars
         depends.update((id(v), of) for v in data)
-        if name in ("mpi4jax_start", "mpi4jax_wait") and not eqn.params["adjoint"]:
+        if name in ("mpi4jax_start", "mpi4jax_wait") and not eqn.params["op"].adjoint:
             (starts if name == "mpi4jax_start" else waits).append((k, of))
     assert len(starts) == len(waits) == len(ws)
     assert max(starts)[0] < min(waits)[0]

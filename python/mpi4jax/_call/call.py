@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._jax import compat
+from .._op.operation import OFFSET, PEERS, Call, How, Message, Operation
 from .._op.packing import bind_trees
-from .._op.spec import OFFSET, PEERS, SPECS, Call, Params
 from . import eager
 
 
@@ -18,17 +18,19 @@ def run(call: Call, with_token: bool = False) -> Any:
     """Run an operation, and return its result or None; with ``with_token``, and a token."""
     if compat.trace_state_clean():
         return eager.run(call, with_token)
-    spec, p = SPECS[call.op], call.params
-    numbers = [*call.counts, *traced_peers(p)]
-    out = bind_trees(spec, call.arrays, {**spec.defaults, **p}, numbers)
+    op, how, numbers = with_traced_peers(call.op, call.how)
+    out = bind_trees(op, call.arrays, how, [*call.counts, *numbers])
     return (out, jnp.zeros((), np.float32)) if with_token else out
 
 
-def traced_peers(p: Params) -> list[Any]:
-    """Return the operand for traced peers, or for invalid ranks in a branch, if there are any."""
-    traced = [name for name in PEERS if isinstance(p.get(name), (jax.core.Tracer, np.int32))]
+def with_traced_peers(op: Operation, how: How) -> tuple[Operation, How, list[Any]]:
+    """Return an operation whose traced peers, or invalid ranks in a branch, are in an operand, with
+    this operand, if there are any."""
+    if not isinstance(op, Message):
+        return op, how, []
+    peers: dict[str, Any] = dict(zip(PEERS, op.peers(), strict=True))
+    traced = [name for name, x in peers.items() if isinstance(x, (jax.core.Tracer, np.int32))]
     if not traced:
-        return []
-    numbers = jnp.stack([p[name] + OFFSET if name in traced else 0 for name in PEERS])
-    p.update(dict.fromkeys(traced), operand="traced")
-    return [numbers]
+        return op, how, []
+    numbers = jnp.stack([peers[name] + OFFSET if name in traced else 0 for name in PEERS])
+    return op.with_peers(dict.fromkeys(traced)), how._replace(operand="traced"), [numbers]

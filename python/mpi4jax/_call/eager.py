@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +23,11 @@ from mpi4py import MPI
 from .. import _native
 from .._jax import compat
 from .._job.flush import last, started_here
-from .._op.comm import Reduction, Status, unmade
+from .._op.comm import Comm, Reduction, Status
 from .._op.manual import boundary
+from .._op.operation import OFFSET, PEERS, Call, How, Message, Operation, Receiving, Reducing
 from .._op.packing import bind_trees, check_summands, holds_numpy, leaf_paths, pack_arguments
 from .._op.primitive import OPERANDS
-from .._op.spec import OFFSET, PEERS, SPECS, Call, Params, Spec
 
 # Arguments of these types are arrays; others may be pytrees.
 _ARRAYS = {compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32, np.float64}
@@ -74,40 +74,44 @@ def _on_device(*numbers: int) -> jax.Array:
         return jax.device_put(np.array([*others, *halves], np.int32))
 
 
-def operand_of(spec: Spec, p: Params) -> jax.Array:
-    """Take what may differ between calls out of the parameters, and return it as an operand."""
+Fields = dict[str, Any]  # of an operation, by their names
+
+
+def operand_of(op: Operation, fields: Fields) -> jax.Array:
+    """Take what may differ between calls out of the fields, and return it as an operand."""
     number = _number_of_caller()
-    comm = p["comm"]
-    p["comm"], p["operand"] = comm.any, "call"
-    if not spec.has_peer:
+    comm = fields["comm"]
+    fields["comm"] = comm.any
+    if not isinstance(op, Message):
         return _on_device(*_NO_PEERS, comm.number, number, 0)
-    status, peers = p.get("status"), [p.get(name, -1) for name in PEERS]
-    if "recvtag" in p:
+    peers = [fields.get(name, -1) for name in PEERS]
+    address = 0
+    if isinstance(op, Receiving):
         # The result is the template if there is no sender.
-        p["source"] = MPI.PROC_NULL if p["source"] == MPI.PROC_NULL else None
-        p["recvtag"] = None
-        p["status"] = status and _ANY_STATUS
-    if "sendtag" in p:
-        p["dest"] = p["sendtag"] = None
-    address = 0 if status is None else status.address
+        fields["source"] = MPI.PROC_NULL if op.source == MPI.PROC_NULL else None
+        fields["recvtag"] = None
+        if op.status is not None:
+            address, fields["status"] = op.status.address, _ANY_STATUS
+    if "sendtag" in fields:
+        fields["dest"] = fields["sendtag"] = None
     return _on_device(*peers, comm.number, number, address)
 
 
-Make = Callable[[Spec, Params], Callable[..., Any]]  # makes the compiled function of an op
+Make = Callable[[Operation, How], Callable[..., Any]]  # makes the compiled function of an operation
 
 
-def _of_arguments(spec: Spec, p: Params, with_token: bool = False) -> Callable[..., Any]:
+def _of_arguments(op: Operation, how: How, with_token: bool = False) -> Callable[..., Any]:
     """Return the function of an operation on arrays, or on lists of the leaves of pytrees.
 
     A token is a second result, because all results of a program are ready at the same time.
     """
-    n = 1 if spec.arrays is None else spec.arrays
+    n = 1 if op.arrays is None else op.arrays
 
     def call(*args: Any) -> Any:
-        out = bind_trees(spec, args[:n], p, args[n:])
+        out = bind_trees(op, args[:n], how, args[n:])
         return (out, jnp.zeros((), np.float32)) if with_token else out
 
-    call.__name__ = spec.name
+    call.__name__ = op.name
     return jax.jit(call)
 
 
@@ -132,17 +136,17 @@ def _type(x: Any) -> Any:
 
 
 def run_program(
-    make: Make, spec: Spec, p: Params, args: Sequence[Any], after: Sequence[Any] = ()
+    make: Make, op: Operation, how: How, args: Sequence[Any], after: Sequence[Any] = ()
 ) -> Any:
     """Run the compiled function of an operation, with the arguments of :func:`program_of`."""
-    program, operand = program_of(make, spec, p, args, after)
+    program, operand = program_of(make, op, how, args, after)
     return program(*args, operand, *after)
 
 
 def program_of(
-    make: Make, spec: Spec, p: Params, args: Sequence[Any], after: Sequence[Any] = ()
+    make: Make, op: Operation, how: How, args: Sequence[Any], after: Sequence[Any] = ()
 ) -> tuple[Callable[..., Any], jax.Array]:
-    """Return the compiled function of an operation for these parameters and types of arguments.
+    """Return the compiled function of an operation for its fields and types of arguments.
 
     The second result is the operand for this call.
 
@@ -152,20 +156,23 @@ def program_of(
     (`EagerCall::Compile` in `src/call/envelope.rs`).
 
     Args:
-        make: makes the function of ``spec`` and ``p``, whose names have one order in all calls.
+        make: makes the function.
+        op, how: the operation, and how it is called.
         args: its arguments before the operand that :func:`operand_of` makes.
         after: those behind it.
     """
-    operand = operand_of(spec, p)
+    fields = {**op.__dict__}
+    operand = operand_of(op, fields)
     if not compat.caches_are_kept():  # `jax.clear_caches` has been called
         PROGRAMS.clear()
         _calls.clear()
         compat.keep_caches()
-    key = (make, spec, *p.values(), *map(_type, args), *map(_type, after))
+    # Tuples of objects without a hash of their own in Python: this costs every call.
+    key = (make, op.__class__, how, *fields.values(), *map(_type, args), *map(_type, after))
     program = PROGRAMS.get(key)
     if program is None:
-        _forget_freed(p.get("reduction"))
-        program = make(spec, _with_defaults(spec, p))
+        _forget_freed(op)
+        program = make(op.__class__(**fields), how._replace(operand="call", eager=True))
         with jax.transfer_guard("allow"):
             nothing = jax.device_put(_NOTHING)
         with jax.debug_nans(False), jax.debug_infs(False):  # its result has not been written
@@ -174,24 +181,20 @@ def program_of(
     return program, operand
 
 
-def _forget_freed(reduction: Any) -> None:
+def _forget_freed(op: Operation) -> None:
     """Forget the programs of freed reductions when a new user-defined reduction appears."""
-    if isinstance(reduction, Reduction) and reduction.user:
+    if isinstance(op, Reducing) and op.reduction.user:
         for key in list(PROGRAMS):
             if any(isinstance(part, Reduction) and part.is_freed for part in key):
                 PROGRAMS.pop(key, None)
 
 
-def run_without_operand(make: Make, spec: Spec, p: Params, args: Sequence[Any]) -> Any:
+def run_without_operand(make: Make, op: Operation, how: How, args: Sequence[Any]) -> Any:
     """Run the compiled function of an operation for one communicator, if no operand can be read."""
-    programs, key = p["comm"].cache, (make, spec, *p.items())
+    programs, key = cast(Comm, op.comm).cache, (make, op, how)
     if key not in programs:
-        programs[key] = make(spec, _with_defaults(spec, p))
+        programs[key] = make(op, how._replace(eager=True))
     return programs[key](*args)
-
-
-def _with_defaults(spec: Spec, p: Params) -> Params:
-    return {**spec.defaults, **p, "eager": True}
 
 
 # ---- Calls
@@ -209,13 +212,15 @@ def run(call: Call, with_token: bool = False) -> Any:
     A call that is like an earlier one costs one look-up.
     """
     started_here()
-    args, key = (*call.arrays, *call.counts), None
+    op, arrays, counts, how = call
+    args, key = (*arrays, *counts), None
     caller = sys._getframe(2).f_back  # of the operation's function
     if caller is not None and _ONLY_ARRAYS.issuperset(map(type, args)):
-        others = dict(call.params)
-        comm = others.pop("comm").number  # not the communicator, which the key would keep alive
+        # Not the communicator, which the key would keep alive.
+        comm, *fields = op.__dict__.values()
         place = caller.f_code.co_filename, caller.f_lineno
-        key = (call.op, with_token, boundary(), comm, place, *others.values(), *map(_aval, args))
+        called = place, with_token, boundary(), how, op.__class__, comm.number
+        key = (*called, *fields, *map(_aval, args))
         known = _calls.get(key)
         if known is not None and compat.caches_are_kept():
             program, operand = known
@@ -225,54 +230,54 @@ def run(call: Call, with_token: bool = False) -> Any:
 
 def _run_other(call: Call, with_token: bool, key: Any) -> Any:
     """Run an operation whose call is unlike earlier ones, and remember it by its key, if any."""
-    spec, p = SPECS[call.op], call.params
+    op, arrays, counts, how = call
     if around := boundary():  # the `shard_map` around the call, which ranks compare
-        p = {**p, "spmd": around}
-    args: Sequence[Any] = call.arrays
-    leaves, structure = args, None
-    if not _ARRAYS.issuperset(map(type, args)):
+        how = how._replace(spmd=around)
+    leaves: Sequence[Any] = arrays
+    structure = None
+    if not _ARRAYS.issuperset(map(type, arrays)):
         # The structures of pytrees may not be comparable: none is a part of a key.
-        trees = [jax.tree.flatten(tree) for tree in args]
+        trees = [jax.tree.flatten(tree) for tree in arrays]
         leaves = [leaf for each, _ in trees for leaf in each]
         if jax.ShapeDtypeStruct in map(type, leaves):
             # A compiled function takes no ShapeDtypeStruct: it gets zeros, which are not read.
-            messages = pack_arguments(spec, args, p)
+            messages = pack_arguments(op, arrays)
             trees = [jax.tree.flatten(each.tree_type.from_leaves(each.leaves)) for each in messages]
         for _, each in trees:
-            check_summands(spec, p, each)
-        p = {**p, "leaves": tuple(map(leaf_paths, args, (s for _, s in trees)))}
-        args, structure = [each for each, _ in trees], trees[-1][1]
-    args, make = [*args, *call.counts], _of_arguments_with_token if with_token else _of_arguments
+            check_summands(op, each)
+        how = how._replace(leaves=tuple(map(leaf_paths, arrays, (s for _, s in trees))))
+        arrays, structure = tuple(each for each, _ in trees), trees[-1][1]
+    args, make = [*arrays, *counts], _of_arguments_with_token if with_token else _of_arguments
     try:
         if _reads_operands():
-            program, operand = program_of(make, spec, dict(p), args)
+            program, operand = program_of(make, op, how, args)
             out = program(*args, operand)
-            if key is not None and _is_remembered(spec, p, key):
+            if key is not None and _is_remembered(op, file=key[0][0]):
                 _calls[key] = program, operand
         else:
-            out = run_without_operand(make, spec, dict(p), args)
+            out = run_without_operand(make, op, how, args)
     except TypeError:
         # Raises an error that names an argument that is not an array.
-        pack_arguments(spec, call.arrays, p)
+        pack_arguments(op, call.arrays)
         raise
     token = None
     if with_token:
         out, token = out
-    if structure is not None and spec.returns:
-        y, *counts = out if spec.is_ragged or p.get("env_out") else (out,)
+    if structure is not None and op.returns:
+        y, *envelope = out if how.env_out else (out,)
         y = jax.tree.unflatten(structure, y)
-        out = (y, *counts) if counts else y
-    out = _ended(spec, p, out, [*leaves, *call.counts])
+        out = (y, *envelope) if envelope else y
+    out = _ended(op, out, [*leaves, *counts])
     return (out, token) if with_token else out
 
 
-def _is_remembered(spec: Spec, p: Params, key: Any) -> bool:
-    """Return whether calls that are like this one need nothing but its program and operand."""
-    reduction, (file, _) = p.get("reduction"), key[4]
+def _is_remembered(op: Operation, file: str) -> bool:
+    """Return whether calls in this file that are like this one need nothing but its program and
+    operand."""
     if (
-        unmade(spec.name, p) is not None
-        or p.get("status") is not None
-        or (isinstance(reduction, Reduction) and reduction.user)  # dies with its mpi4py object
+        op.unmade() is not None
+        or (isinstance(op, Receiving) and op.status is not None)
+        or (isinstance(op, Reducing) and op.reduction.user)  # dies with its mpi4py object
         or not _is_the_users.get(file)
     ):
         return False
@@ -281,51 +286,53 @@ def _is_remembered(spec: Spec, p: Params, key: Any) -> bool:
     return True
 
 
-def _ended(spec: Spec, p: Params, out: Any, operands: Sequence[Any]) -> Any:
+def _ended(op: Operation, out: Any, operands: Sequence[Any]) -> Any:
     """Results; of what fills a status, makes a communicator or reads arrays of NumPy's, after its
     end: the caller may then refill them, as after MPI's blocking functions."""
-    kind = unmade(spec.name, p)
-    if kind or p.get("status") is not None or holds_numpy(operands):
-        jax.block_until_ready(out if spec.returns else last())
+    kind = op.unmade() if op.row.private else None
+    if kind or (isinstance(op, Receiving) and op.status is not None) or holds_numpy(operands):
+        jax.block_until_ready(out if op.returns else last())
     if kind:
-        p["comm"].made.add(kind)
+        cast(Comm, op.comm).made.add(kind)
     return out
 
 
-def take_peers(p: Params, numbers: list[Any]) -> None:
-    """Move the known peers of such an operand back into the parameters."""
-    for peers in numbers:
-        for name, number in zip(PEERS, np.asarray(peers), strict=True):
-            if name in p and (number != 0 or p[name] is None):
-                p[name] = int(number) - OFFSET
+def with_known_peers(op: Operation, numbers: Sequence[Any]) -> Operation:
+    """Return an operation whose peers are fields again, given the numbers that have them."""
+    if not (isinstance(op, Message) and numbers):
+        return op
+    fields = {}
+    for (name, value), number in zip(
+        zip(PEERS, op.peers(), strict=True), np.asarray(numbers[0]), strict=True
+    ):
+        if hasattr(op, name) and (number != 0 or value is None):
+            fields[name] = int(number) - OFFSET
+    return op.with_peers(fields)
 
 
-def implementation(primitive: Primitive, of: Spec | None = None) -> Callable[..., Any]:
-    """Return what runs a primitive eagerly: programs for its parameters.
+def implementation(primitive: Primitive) -> Callable[..., Any]:
+    """Return what runs a primitive eagerly: programs for its parameters."""
 
-    Args:
-        primitive: of an op, or of all ops, one of which its parameter ``of`` names.
-        of: the op, if it is that of one.
-    """
-
-    def make(spec: Spec, p: Params) -> Callable[..., Any]:
+    def make(op: Operation, how: How) -> Callable[..., Any]:
         def call(*args: Any) -> list[Any]:
-            return list(primitive.bind(*args, **p))
+            return list(primitive.bind(*args, op=op, how=how))
 
-        call.__name__ = spec.name
+        call.__name__ = op.name
         return jax.jit(call)
 
-    def run_primitive(*args: Any, **p: Any) -> Any:
+    is_of_request = primitive.name in ("mpi4jax_start", "mpi4jax_wait")
+
+    def run_primitive(*args: Any, op: Operation, how: How) -> Any:
         if jax.config.jax_disable_jit:  # then the program below would come here again
-            return compat.eval_primitive(primitive)(*args, **p)
-        spec = of or SPECS[p["of"]]
-        if of is not None and not _reads_operands():
-            return run_without_operand(make, spec, p, args)
+            return compat.eval_primitive(primitive)(*args, op=op, how=how)
+        if not (is_of_request or _reads_operands()):
+            return run_without_operand(make, op, how, args)
         started_here()
-        arrays, numbers, token = OPERANDS[primitive](p, args)
-        counts = numbers[: spec.is_ragged]
-        take_peers(p, numbers[len(counts) :])
-        out = run_program(make, spec, dict(sorted(p.items())), [*arrays, *counts], token)
-        return _ended(spec, p, out, args)
+        arrays, numbers, token = OPERANDS[primitive](op, how, args)
+        counts = numbers[: op.row.is_ragged]
+        op = with_known_peers(op, numbers[len(counts) :])
+        how = how._replace(operand=None)
+        out = run_program(make, op, how, [*arrays, *counts], token)
+        return _ended(op, out, args)
 
     return run_primitive

@@ -17,18 +17,16 @@ from mpi4py import MPI
 from .._jax import compat
 from .._job.watch import compares_before
 from .._op.comm import as_reduction
-from .._op.plan import Result, plan_of
+from .._op.operation import PLAIN, Operation, made
+from .._op.plan import Result
 from .._op.primitive import bind
-from .._op.spec import SPECS, Params, Spec
 
 
-def compare_cotangents(
-    spec: Spec, cotangents: Sequence[Any], token: list[Any], p: Params
-) -> list[Any]:
+def compare_cotangents(op: Operation, cotangents: Sequence[Any], token: list[Any]) -> list[Any]:
     """Warn at run time if ranks have different cotangents of a replicated value, and the difference
     matters to the adjoint. Return the token.
     """
-    if not spec.is_uniform or p["adjoint"] or p["comm"].size == 1 or not compares_before():
+    if not op.is_uniform or op.adjoint or op.comm.size == 1 or not compares_before():
         return token
     xs = [lax.stop_gradient(c) for c in cotangents]
     parts = [part for x in xs for part in ([x.real, x.imag] if jnp.iscomplexobj(x) else [x])]
@@ -36,24 +34,24 @@ def compare_cotangents(
     values = jnp.nan_to_num(values)
     # The adjoint of allgather takes this rank's block alone, that of bcast the root's cotangent. If
     # no other rank uses them, they are right as they are.
-    matters = jnp.stack([jnp.any(_not_taken(spec, x, p) != 0) for x in xs])
+    matters = jnp.stack([jnp.any(_not_taken(op, x) != 0) for x in xs])
     matters = jnp.any(matters).astype(jnp.float32)
     sent = jnp.concatenate([values, -values, matters[None]])
-    params = {"comm": p["comm"], "reduction": as_reduction(spec.name, MPI.MAX), "adjoint": False}
-    most, *token = bind(SPECS["allreduce"], sent, *token, **params)
+    greatest = made("allreduce", op.comm, reduction=as_reduction(op.name, MPI.MAX))
+    most, *token = bind(greatest, PLAIN, sent, *token)
     high, low = most[: values.size], -most[values.size : -1]
     scale = jnp.maximum(jnp.abs(high), jnp.abs(low)).max(initial=0)
     rounding = max(1e-3, float(jnp.finfo(xs[0].dtype).eps) ** 0.5)
     differs = (most[-1] > 0) & jnp.any(high - low > rounding * scale)
-    _warn_where(differs, spec.name, p["comm"].key, compat.current_line())
+    _warn_where(differs, op.name, str(op.comm.key), compat.current_line())
     return token
 
 
-def _not_taken(spec: Spec, c: jax.Array, p: Params) -> Any:
+def _not_taken(op: Operation, c: jax.Array) -> Any:
     """Return the part of a cotangent that this rank's adjoint does not take."""
-    if spec.name == "allreduce":
+    if op.name == "allreduce":
         return jnp.ones(())
-    plan = plan_of(spec, {**p, "adjoint": True})
+    plan = op.transposed().plan(PLAIN)
     if plan.result is Result.ZEROS:
         return c
     if plan.select is None:

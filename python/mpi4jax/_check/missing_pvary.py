@@ -13,8 +13,8 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from .._jax import compat
 from .._jax.functions import HOLDS, inner_jaxprs, opened
+from .._op.operation import Operation, op_of
 from .._op.primitive import split
-from .._op.spec import SPECS, Spec, op_of
 
 Source = tuple[Any, str, str]  # a communicator, an operation on it, and its line
 Sources = frozenset[Source]  # of a value that is this rank's own share
@@ -39,10 +39,11 @@ def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
         )
 
 
-def _is_of_backward_pass(spec: Spec, eqn: Any) -> bool:
+def _is_of_backward_pass(op: Operation, eqn: Any) -> bool:
     """Whether an adjoint is of a transposed operation, and not that of a `pvary`, for example: it
     has a token, and not the one that is threaded through a function to differentiate it."""
-    return bool(split(spec, eqn.params, eqn.invars)[2]) and not eqn.params.get("threaded")
+    how = eqn.params["how"]
+    return bool(split(op, how, eqn.invars)[2]) and not how.threaded
 
 
 def _sources_of_results(
@@ -55,17 +56,17 @@ def _sources_of_results(
         return _NONE if isinstance(v, Literal) else env.get(v, _NONE)
 
     for eqn in jaxpr.eqns:
-        ins, name = [of(v) for v in eqn.invars], op_of(eqn)
-        if name is None:
+        ins, op = [of(v) for v in eqn.invars], op_of(eqn)
+        if op is None:
             env.update(zip(eqn.outvars, _sources_through(eqn, ins, found), strict=True))
-        elif SPECS[name].is_uniform and eqn.params["adjoint"]:
-            comm, line = eqn.params["comm"], compat.eqn_line(eqn)
-            if comm.size > 1 and _is_of_backward_pass(SPECS[name], eqn):
-                n = SPECS[name].count_results(eqn.params)
-                if name == "allreduce":
+        elif op.is_uniform and op.adjoint:
+            comm, line = op.comm, compat.eqn_line(eqn)
+            if comm.size > 1 and _is_of_backward_pass(op, eqn):
+                n = op.count_results(eqn.params["how"])
+                if op.name == "allreduce":
                     given = frozenset().union(*ins[:n])
                     found.update({(line, *at): None for c, *at in given if c is comm})
-                env.update(dict.fromkeys(eqn.outvars[:n], frozenset({(comm, name, line)})))
+                env.update(dict.fromkeys(eqn.outvars[:n], frozenset({(comm, op.name, line)})))
     return [of(v) for v in jaxpr.outvars]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr
 
 from .._jax import compat
+from .._op.operation import op_of
 from .._op.primitive import OPERANDS
-from .._op.spec import SPECS, op_of
 
 
 def check_misuse(closed: ClosedJaxpr) -> None:
@@ -32,22 +32,22 @@ def check_misuse(closed: ClosedJaxpr) -> None:
 
 
 def _check(eqn: Any, is_used: bool, waited: set[int]) -> None:
-    line, name = compat.eqn_line(eqn), op_of(eqn)
+    line, op = compat.eqn_line(eqn), op_of(eqn)
     where = f"{line}: " if line else ""
-    if name is not None and not is_used and SPECS[name].only_for_its_result(eqn.params):
+    if op is not None and not is_used and op.only_for_its_result():
         compat.warn(
-            f"{where}the result of {name} is not used: {name} returns a new array and leaves "
+            f"{where}the result of {op.name} is not used: {op.name} returns a new array and leaves "
             "its argument unchanged"
         )
     if eqn.primitive.name == "mpi4jax_start" and not is_used:
         raise ValueError(
-            f"{where}the request of i{eqn.params['of']} is never waited for; call "
+            f"{where}the request of i{eqn.params['op'].name} is never waited for; call "
             "mpi4jax.wait(request), or return the request"
         )
     if eqn.primitive.name == "mpi4jax_wait":
         if id(eqn.invars[0]) in waited:
             raise ValueError(
-                f"{where}wait: this request of i{eqn.params['of']} has been waited for before; "
-                "wait for each request once"
+                f"{where}wait: this request of i{eqn.params['op'].name} has been waited for "
+                "before; wait for each request once"
             )
         waited.add(id(eqn.invars[0]))

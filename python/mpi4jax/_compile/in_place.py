@@ -15,12 +15,12 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from .._jax.functions import HOLDS, opened, with_functions
+from .._op.operation import op_of
 from .._op.primitive import effect
-from .._op.spec import SPECS, op_of
 
 
 def mark(closed: ClosedJaxpr, donated: Sequence[bool]) -> ClosedJaxpr:
-    """Set the parameter ``in_place`` of each operation whose operand nothing else uses.
+    """Set `How.in_place` of each operation whose operand nothing else uses.
 
     Args:
         closed: what is about to be lowered, and transformed no more.
@@ -59,8 +59,9 @@ class _Pass:
             return eqn
         p, op, holds = eqn.params, op_of(eqn), HOLDS.get(eqn.primitive)
         if op is not None:
-            in_place = SPECS[op].overwrites(p) and dead[0]
-            return eqn.replace(params={**p, "in_place": True}) if in_place else eqn
+            if not (op.overwrites() and dead[0]):
+                return eqn
+            return eqn.replace(params={**p, "how": p["how"]._replace(in_place=True)})
         if holds is None:
             return eqn
 

@@ -7,7 +7,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +22,26 @@ from .._check.whole_arrays import Block
 from .._jax import compat
 from .._jax.workarounds import is_needed
 from .._op import rows
-from .._op.comm import MEAN, Comm, unmade
+from .._op.comm import MEAN, Comm, Status
 from .._op.leaves import joined, message_type, parted
+from .._op.operation import (
+    ASKED,
+    OFFSET,
+    PEERS,
+    How,
+    Message,
+    OfBlocks,
+    Operation,
+    Ragged,
+    Receiving,
+    Reducing,
+    Rooted,
+    WithParts,
+)
 from .._op.packing import words_of
-from .._op.plan import Plan, Result, plan_of
+from .._op.plan import Plan, Result
 from .._op.primitive import DTYPES, HIDDEN, effect, envelope, result_avals, split
-from .._op.spec import ASKED, OFFSET, PEERS, SPECS, Params, Spec, first_axes, is_root
+from .._op.table import ROWS
 from . import reductions
 
 # Names of the values in an operand, as in `Operand` of `src/call/envelope.rs`.
@@ -68,23 +82,25 @@ def carrier(aval: Any, reduces: bool = False) -> Any:
 class Lowering:
     """The lowering of one equation."""
 
-    def __init__(self, ctx: mlir.LoweringRuleContext, spec: Spec, p: Params, on_gpu: bool = False):
-        self.ctx, self.spec, self.p, self.on_gpu = ctx, spec, p, on_gpu
-        self.in_place = p.get("in_place", False)
+    def __init__(
+        self, ctx: mlir.LoweringRuleContext, op: Operation, how: How, on_gpu: bool = False
+    ):
+        self.ctx, self.op, self.how, self.on_gpu = ctx, op, how, on_gpu
+        self.reduction = op.reduction if isinstance(op, Reducing) else None
         self.numbers: Operands = []
-        self.forms: Params | None = None
+        self.forms: dict[str, str] | None = None
         if effect not in ctx.tokens_in.effects():
-            raise NotImplementedError(f"{spec.name}: called {HIDDEN}")
+            raise NotImplementedError(f"{op.name}: called {HIDDEN}")
         self.token = ctx.tokens_in.get(effect)
 
     def run(self, plan: Plan, leaves: Operands, out: Avals) -> list[Any]:
         """Run a plan at once, and return its results without the token."""
-        p, mean = self.p, self.p.get("reduction") is MEAN
+        op, mean = self.op, self.reduction is MEAN
         if plan.result is Result.OPERAND and plan.select is None and plan.call is None and not mean:
             return [value for value, _ in leaves]
-        before, after = (int(length is not None) for length in first_axes(self.spec, p))
+        before, after = (int(length is not None) for length in op.first_axes())
         rest = iter(leaves)
-        packed = [self.packed([next(rest) for _ in range(n)], before) for n in self.spec.arity(p)]
+        packed = [self.packed([next(rest) for _ in range(n)], before) for n in op.arity(self.how)]
         to = [message_type(out, after)] if out else []
         operands = self.selected(plan, packed, to)
         others: list[Any] = []
@@ -130,12 +146,12 @@ class Lowering:
     def mean(self, x: Operand, of_adjoint: bool) -> Operand:
         """Return the mean, where this rank has the sum; of the operand of an adjoint, what the sum
         gets. Other values stay as they are."""
-        p = self.p
-        if p.get("reduction") is not MEAN or p["adjoint"] != of_adjoint:
+        op = self.op
+        if self.reduction is not MEAN or op.adjoint != of_adjoint:
             return x
-        if self.spec.has_root and not is_root(p):
+        if isinstance(op, Rooted) and not op.is_root:
             return x
-        return self.local(lambda y: mean_of_sum(y, p["comm"].size), x[1], x), x[1]
+        return self.local(lambda y: mean_of_sum(y, op.comm.size), x[1], x), x[1]
 
     def selected(self, plan: Plan, operands: Operands, out: Avals) -> Operands:
         """Return the part of the operands that a plan takes."""
@@ -164,9 +180,10 @@ class Lowering:
         if plan.result is Result.SUM:
             return self.local(jnp.add, out, (received, out), operand)
         # That of a receive is the template if there is no sender: MPI leaves the buffer as it is.
-        if self.p["source"] == MPI.PROC_NULL:
+        assert isinstance(self.op, Receiving)
+        if self.op.source == MPI.PROC_NULL:
             return operand[0]
-        if self.p["source"] is not None or self.p["operand"] == "call":
+        if self.op.source is not None or self.how.operand == "call":
             return received
 
         def choose(y: Any, template: Any, peers: Any) -> Any:
@@ -194,12 +211,11 @@ class Lowering:
                 `in_place.py` says so.
             **attrs: what only the description of this op has.
         """
-        p = self.p
-        status = p.get("status")
-        if kind := unmade(op, p):
-            lowered.makes.append((p["comm"], kind))
+        status = self.status
+        if kind := self.op.unmade(ROWS[op]):
+            lowered.makes.append((cast(Comm, self.op.comm), kind))
         if self.ctx.module_context.lowering_parameters.for_export:
-            _check_exportable(self.spec.name, p)
+            _check_exportable(self.op)
         if status is not None and status.mpi is not None:
             self.ctx.module_context.add_keepalive(status)
         if op in ("scan", "exscan") and self.may_gather(operands[0][1]):
@@ -207,20 +223,21 @@ class Lowering:
         carried = [self.to_wire(op, operand) for operand in operands] + self.numbers
         wire = [self.wire(op, aval)[0] for aval in out]
         attrs |= self.reduction_on_wire(op, operands)
-        envelopes = envelope(self.spec, p)
+        envelopes = envelope(self.op, self.how)
         outs = [*wire, *envelopes]
         if "parts" not in attrs:
             attrs |= self.parts(op, [*(aval for _, aval in operands), *out])
         if in_place is None:
             # A packed message is ours.
-            is_ours = self.in_place or (sum(self.spec.arity(p)) > 1 and self.spec.overwrites(p))
-            in_place = is_ours and op == self.spec.name
+            is_packed = sum(self.op.arity(self.how)) > 1
+            is_ours = self.how.in_place or (is_packed and self.op.overwrites())
+            in_place = is_ours and op == self.op.name
         aliases = {i: i for i in range(len(out))} if in_place else None
         description = self.describe(op, **attrs)
         results = self.custom_call(f"mpi4jax_{op}", carried, outs, description, aliases)
         for i, aval in enumerate(out):
             results[i] = self.from_wire(op, results[i], aval)
-        if envelopes and not self.spec.is_ragged:
+        if envelopes and not self.op.row.is_ragged:
             results[-1] = self.local(
                 lambda e: e + OFFSET, envelopes[0], (results[-1], envelopes[0])
             )
@@ -232,10 +249,12 @@ class Lowering:
         reduces = self.reduces(op)
         carried = carrier(aval, reduces)
         # What scan leaves to the host is reduced there in its own type.
-        if not reduces or op in ("scan", "exscan") or not reductions.are_on_stream(self.on_gpu):
+        reduction = self.reduction if reduces else None
+        if reduction is None or op in ("scan", "exscan"):
             return carried, None
-        name, ranks = self.p["reduction"].name, self.p["comm"].size
-        converted = reductions.converted(name, carried.dtype, ranks)
+        if not reductions.are_on_stream(self.on_gpu):
+            return carried, None
+        converted = reductions.converted(reduction.name, carried.dtype, self.op.comm.size)
         return (carried.update(dtype=converted.dtype) if converted else carried), converted
 
     def to_wire(self, op: str | None, operand: Operand) -> Operand:
@@ -254,26 +273,27 @@ class Lowering:
             y, wire = self.local(converted.back, carried, (y, wire)), carried
         return self.convert((y, wire), aval)[0]
 
-    def reduction_on_wire(self, op: str | None, operands: Sequence[Operand]) -> Params:
+    def reduction_on_wire(self, op: str | None, operands: Sequence[Operand]) -> dict[str, Any]:
         """Return the reduction of a call, where it is another one than the program's."""
         converted = self.wire(op, operands[0][1])[1] if operands else None
         return {"reduction": converted.reduction} if converted else {}
 
     def may_gather(self, aval: Any) -> bool:
         """Return whether a prefix reduction of a block gathers the blocks of all ranks."""
-        p = self.p
-        if not self.reduces(self.spec.name) or p.get("operand") == "call":
+        if not self.reduces(self.op.name) or self.how.operand == "call":
             return False
+        assert self.reduction is not None
         is_fixed = all(isinstance(size, int) for size in aval.shape)
         return (
             is_fixed
             and reductions.are_on_stream(self.on_gpu)
-            and reductions.can_gather(p["reduction"].name, aval.dtype, aval.size, p["comm"].size)
+            and reductions.can_gather(self.reduction.name, aval.dtype, aval.size, self.op.comm.size)
         )
 
     def gathered(self, op: str, operand: Operand, reverse: bool = False) -> Any:
         """Return a prefix reduction by XLA, of the blocks of all ranks."""
-        comm, aval, name = self.p["comm"], operand[1], self.p["reduction"].name
+        assert self.reduction is not None
+        comm, aval, name = self.op.comm, operand[1], self.reduction.name
         blocks = aval.update(shape=(comm.size, *aval.shape))
         (all_of_them,) = self.call("allgather", operand, out=[blocks], in_place=False)
 
@@ -311,17 +331,24 @@ class Lowering:
 
     def reduces(self, op: str | None) -> bool:
         """Return whether the core computes with the operands; not if MPI calls the user's code."""
-        return op is not None and SPECS[op].has_reduction and not self.p["reduction"].user
+        if op is None or not ROWS[op].has_reduction:
+            return False
+        return self.reduction is not None and not self.reduction.user
 
-    def parts(self, op: str, avals: Avals) -> Params:
+    @property
+    def status(self) -> Status | None:
+        """The status that the operation fills."""
+        return self.op.status if isinstance(self.op, Receiving) else None
+
+    def parts(self, op: str, avals: Avals) -> dict[str, Any]:
         """Return what the call of ``op`` says about parts or rows, from the first types of its
         operands and results.
         """
-        spec = SPECS[op]
-        if spec.has_parts:
-            return {"parts": _parts(self.p, avals[0])}
-        if spec.is_ragged:
-            rows, capacity = self.p["rows"]
+        if ROWS[op].has_parts:
+            assert isinstance(self.op, WithParts)
+            return {"parts": _parts(self.op, avals[0])}
+        if isinstance(self.op, Ragged):
+            rows, capacity = self.op.rows
             row = math.prod(avals[0].shape[1:])
             return {"ragged": {"rows": rows, "capacity": capacity, "row": row}}
         return {}
@@ -331,32 +358,37 @@ class Lowering:
 
         `Description` in `src/xla/description.rs`, without entries that are None.
         """
-        p, spec, status = self.p, SPECS[op], self.p.get("status")
-        peers = {name: _TRACED if p.get(name) is None else p[name] for name in PEERS}
+        how, row, status = self.how, ROWS[op], self.status
         fields = {
             "op": op,
-            "comm": p["comm"].key,
-            "operand": _OPERANDS.get(p.get("operand")),
+            "comm": self.op.comm.key,
+            "operand": _OPERANDS.get(how.operand),
             # The adjoint of a reduce calls bcast, which has none.
-            "reduction": (p["reduction"].name if p["reduction"] is not MEAN else "SUM")
-            if spec.has_reduction
+            "reduction": (self.reduction.name if self.reduction is not MEAN else "SUM")
+            if row.has_reduction and self.reduction is not None
             else None,
-            "root": p["root"] if spec.has_root else None,
-            "envelope": peers if spec.has_peer else None,
-            "envelope_result": bool(p.get("env_out")) or None,
-            "may_be_short": p.get("env_out") == ASKED or None,
+            "root": self.op.root if row.has_root and isinstance(self.op, Rooted) else None,
+            "envelope": self._peers() if row.has_peer else None,
+            "envelope_result": bool(how.env_out) or None,
+            "may_be_short": how.env_out == ASKED or None,
             "status": (status is not None and status.address) or None,
             "forms": self.forms,
             # An eager op is compiled once for all callers, so the line is an operand.
-            "line": None if p.get("eager") else _line(self.ctx),
+            "line": None if how.eager else _line(self.ctx),
             **more,
         }
         return json.dumps({name: x for name, x in fields.items() if x is not None}, default=int)
 
+    def _peers(self) -> dict[str, int]:
+        """Return ranks and tags of a message by their names."""
+        assert isinstance(self.op, Message)
+        peers = zip(PEERS, self.op.peers(), strict=True)
+        return {name: _TRACED if value is None else value for name, value in peers}
+
     def use_numbers(self, numbers: Operand) -> None:
         """Take destination and source of a message, or the counts, from an operand."""
-        if not self.spec.is_ragged and self.p["operand"] != "call":
-            peers = [self.p.get(name) for name in PEERS]
+        if isinstance(self.op, Message) and self.how.operand != "call":
+            peers = self.op.peers()
             unset = np.array([-OFFSET if value is None else value for value in peers], np.int32)
             values = self.local(lambda n: jnp.where(n == 0, unset, n - OFFSET), numbers[1], numbers)
             numbers = (values, numbers[1])
@@ -409,10 +441,12 @@ def mean_of_sum(y: Any, size: int) -> Any:
     return (dividend / size).astype(y.dtype)
 
 
-def _parts(p: Params, aval: Any) -> Params:
+def _parts(op: WithParts, aval: Any) -> dict[str, list[rows.Part]]:
     """Return the elements that are sent to each rank, and received from it."""
-    sends, receives = (p["receives"], p["sends"]) if p["adjoint"] else (p["sends"], p["receives"])
-    row = math.prod(aval.shape[int(p["rows"][0] is not None) :])
+    sends, receives = op.send_parts, op.recv_parts
+    if op.adjoint:
+        sends, receives = receives, sends
+    row = math.prod(aval.shape[int(op.rows[0] is not None) :])
 
     def elements(parts: Sequence[rows.Part]) -> list[rows.Part]:
         return [(row * start, row * count) for start, count in parts]
@@ -429,38 +463,38 @@ def _line(ctx: mlir.LoweringRuleContext) -> str | None:
     return _native.name_line(function, line) if line else None
 
 
-def _check_exportable(op: str, p: Params) -> None:
+def _check_exportable(op: Operation) -> None:
     """Raise an error for exporting names that other processes do not know."""
-    comm, reduction = p["comm"], p.get("reduction")
-    if "#" in comm.key:
+    key = op.comm.key or ""
+    if "#" in key:
         raise ValueError(
-            f"{op}: communicator {comm.key} has no name, and an exported program finds its "
+            f"{op.name}: communicator {key} has no name, and an exported program finds its "
             "communicators by name; call comm.Set_name(...) before its first use"
         )
-    if reduction is not None and reduction.user:
+    if isinstance(op, Reducing) and op.reduction.user:
         raise ValueError(
-            f"{op}: a reduction made with MPI.Op.Create cannot be exported; expected a predefined "
-            "one such as MPI.SUM"
+            f"{op.name}: a reduction made with MPI.Op.Create cannot be exported; expected a "
+            "predefined one such as MPI.SUM"
         )
-    if p.get("status") is not None:
+    if isinstance(op, Receiving) and op.status is not None:
         raise ValueError(
-            f"{op}: argument 'status' cannot be exported, because it is memory of this process; "
-            "expected None"
+            f"{op.name}: argument 'status' cannot be exported, because it is memory of this "
+            "process; expected None"
         )
 
 
-def forms_of(spec: Spec, p: Params, avals: Avals) -> Params | None:
+def forms_of(op: Operation, how: How, avals: Avals) -> dict[str, str] | None:
     """Return what ranks compare about operands besides their bytes: `Forms` in `src/ops/forms.rs`.
 
     That of a collective is the shape of an array, too. The two ends of a message may have other
     shapes, and blocks of a grid do.
     """
-    sent, received = p.get("tree", ("", ""))
-    if not sent and avals and not spec.has_peer and not spec.has_blocks:
-        sent = words_of([""], [avals[0].shape[int(first_axes(spec, p)[0] is not None) :]])
+    sent, received = how.tree
+    if not sent and avals and not isinstance(op, Message | OfBlocks):
+        sent = words_of([""], [avals[0].shape[int(op.first_axes()[0] is not None) :]])
     words = {"sent": sent, "received": received}
-    if isinstance(p.get("spmd"), str):
-        words["boundary"] = p["spmd"]
+    if isinstance(how.spmd, str):
+        words["boundary"] = how.spmd
     return words if any(words.values()) else None
 
 
@@ -474,18 +508,15 @@ def register(primitive: Primitive, rule: Callable[..., Any]) -> None:
 
 
 def lowering(
-    on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, spec: Spec, **p: Any
+    on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, op: Operation, how: How
 ) -> list[Any]:
-    """Return the lowering rule of a primitive."""
-    arrays, numbers, token = split(spec, p, list(zip(args, ctx.avals_in, strict=True)))
-    low = Lowering(ctx, spec, p, on_gpu)
+    """Lower a blocking operation."""
+    arrays, numbers, token = split(op, how, list(zip(args, ctx.avals_in, strict=True)))
+    low = Lowering(ctx, op, how, on_gpu)
     for operand in numbers:
         low.use_numbers(operand)
-    low.forms = forms_of(spec, p, [aval for _, aval in arrays])
-    out = result_avals(spec, p, [aval for _, aval in arrays])
-    if spec.lower is not None:
-        results = spec.lower(low, arrays, out)
-    else:
-        results = low.run(plan_of(spec, p), arrays, out)
+    low.forms = forms_of(op, how, [aval for _, aval in arrays])
+    out = result_avals(op, how, [aval for _, aval in arrays])
+    results = op.lower(low, arrays, out)
     low.finish()
     return [*results, *(value for value, _ in token)]

@@ -113,8 +113,10 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
 
 def _rule_op(primitive: Primitive) -> Callable[..., Threaded]:
     def rule(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-        arrays, env, own = OPERANDS[primitive](params, args)
-        *out, token = primitive.bind(*arrays, *env, token, **{**params, "threaded": True})
+        op, how = params["op"], params["how"]
+        arrays, env, own = OPERANDS[primitive](op, how, args)
+        how = how._replace(threaded=True)
+        *out, token = primitive.bind(*arrays, *env, token, op=op, how=how)
         return token, [*out, *(token for _ in own)]
 
     return rule
@@ -297,7 +299,8 @@ def _no_rule(name: str, params: dict[str, Any]) -> NotImplementedError:
 def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> Any:
     """Return the token that an equation already has, or None."""
     if primitive in OPERANDS:
-        return next(iter(OPERANDS[primitive](params, args)[2]), None)
+        token = OPERANDS[primitive](params["op"], params["how"], args)[2]
+        return next(iter(token), None)
     for _, jaxpr in inner_jaxprs(params):
         first = opened(jaxpr).eqns[:1]
         if first and first[0].primitive is entry_p:
@@ -315,7 +318,7 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
         remember_token(trace, args[0])
     inside = [jaxpr for _, jaxpr in inner_jaxprs(params)]
     inside += [params["_prim"]] if "_prim" in params else []  # a high-level one, of JAX 0.12
-    if params.get("spmd") or (primitive not in OPERANDS and not any(map(needs_token, inside))):
+    if params["how"].spmd if primitive in OPERANDS else not any(map(needs_token, inside)):
         return None
     note_differentiated_ops()
     rule = _rule_of(primitive, params)

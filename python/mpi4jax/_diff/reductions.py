@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +16,9 @@ from mpi4py import MPI
 from .._jax import compat
 from .._op.comm import as_reduction
 from .._op.leaves import joined, parted
-from .._op.primitive import bind, result_avals
+from .._op.operation import How, Operation, Reducing, WithParts, made
+from .._op.primitive import bind, result_avals, sum_over_ranks
 from .._op.rows import side_by_side
-from .._op.spec import SPECS, Params, Spec, first_axes
 
 # Its operand. What XLA fuses into two kernels it computes twice, and the compiler may round it
 # differently in each, where a multiplication and an addition become one instruction. Then a value
@@ -51,28 +52,37 @@ class ReductionTangent:
     tangents without it would not be part of the linear function on a rank whose tangent is zero.
     """
 
-    def __init__(self, p: Params, x: Any, t: Any, y: Any, token: list[Any], tangents: list[Any]):
-        self.p, self.x, self.t, self.y = p, x, t, y
-        self.name, self.comm = p["reduction"].name, p["comm"]
+    def __init__(
+        self,
+        op: Reducing,
+        how: How,
+        x: Any,
+        t: Any,
+        y: Any,
+        token: list[Any],
+        tangents: list[Any],
+    ):
+        self.op, self.x, self.t, self.y = op, x, t, y
+        self.how = How(threaded=how.threaded, spmd=how.spmd)
+        self.name, self.comm = op.reduction.name, op.comm
         self.token, self.token_tangent = token, tangents
 
-    def _bind(self, name: str, v: Any, token: list[Any], reduction: Any = None, **more: Any) -> Any:
-        """Bind an operation with these parameters, with SUM unless a reduction is given."""
-        reduction = reduction or as_reduction(name, MPI.SUM)
-        p = {**self.p, "reduction": reduction, "adjoint": False, **more}
-        names = SPECS[name].params | {"threaded", "spmd"}
-        y, *token[:] = bind(SPECS[name], v, *token, **{k: v for k, v in p.items() if k in names})
+    def _bind(self, op: Operation, v: Any, token: list[Any]) -> Any:
+        """Bind an operation, called as the one that is differentiated."""
+        y, *token[:] = bind(op, self.how, v, *token)
         return y
 
     def _gather(self, v: Any, token: list[Any]) -> Any:
         # Of an allgather, whose result is one global value, the transpose would be local; what is
         # made of these differs between ranks.
         copies = jnp.broadcast_to(v, (self.comm.size, *v.shape))
-        return self._bind("alltoall", copies, token)
+        return self._bind(made("alltoall", self.comm), copies, token)
 
-    def reduce_tangent(self, name: str, v: Any) -> Any:
+    def reduce_tangent(self, v: Any) -> Any:
         """Return the sum of the tangents."""
-        return self._bind(name, v, self.token_tangent)
+        total = as_reduction(self.op.name, MPI.SUM)
+        op = dataclasses.replace(self.op, reduction=total, adjoint=False)
+        return self._bind(op, v, self.token_tangent)
 
     def over_first(self, ranks: int) -> Any:
         """Return the tangent of the reduction over the first ``ranks``; zeros for none."""
@@ -86,13 +96,19 @@ class ReductionTangent:
 
     def _own_blocks(self, v: Any, token: list[Any]) -> Any:
         """Return all ranks' blocks for this rank, stacked."""
-        if "rows" not in self.p:
-            return self._bind("alltoall", v, token)
-        rows, own = self.p["rows"]
+        if not isinstance(self.op, WithParts):
+            return self._bind(made("alltoall", self.comm), v, token)
+        rows, own = self.op.rows
+        assert own is not None
         ranks = self.comm.size
-        receives = side_by_side((own,) * ranks)
-        y = self._bind("alltoallv", v, token, rows=(rows, own * ranks), receives=receives)
-        return y.reshape(ranks, own, *v.shape[1:])
+        op = made(
+            "alltoallv",
+            self.comm,
+            rows=(rows, own * ranks),
+            send_parts=self.op.send_parts,
+            recv_parts=side_by_side((own,) * ranks),
+        )
+        return self._bind(op, v, token).reshape(ranks, own, *v.shape[1:])
 
     def _reduced(self, xs: Any, ts: Any) -> Any:
         """Return the tangent of the reduction along the first axis; ties share it equally."""
@@ -107,37 +123,38 @@ class ReductionTangent:
 
     def extremum(self) -> Any:
         """Return the largest or smallest value, on all ranks."""
-        return self._bind("allreduce", self.x, self.token, self.p["reduction"])
+        op = made("allreduce", self.comm, reduction=self.op.reduction)
+        return self._bind(op, self.x, self.token)
 
     def share_of_extremum(self, extremum: Any) -> Any:
         """Return this rank's share of the extremum: ties share it equally."""
         attained = (as_sent_p.bind(self.x) == extremum).astype(self.x.dtype)
-        return attained / self._bind("allreduce", attained, self.token)
+        return attained / self._bind(sum_over_ranks("allreduce", self.comm), attained, self.token)
 
 
 def derivative_of_reduction(
-    spec: Spec,
+    op: Reducing,
+    how: How,
     xs: Sequence[Any],
     ts: Sequence[Any],
     token: list[Any],
     token_tangent: list[Any],
-    p: Params,
 ) -> tuple[list[Any], list[Any]]:
     """Results and tangents of an op that reduces, with a reduction other than SUM and MEAN."""
-    name = p["reduction"].name
+    name = op.reduction.name
     if name not in ("PROD", "MAX", "MIN"):
         raise NotImplementedError(
-            f"{spec.name}: reduction {name} has no derivative; "
+            f"{op.name}: reduction {name} has no derivative; "
             "expected one of SUM, PROD, MAX, MIN (or use jax.lax.stop_gradient on the input)"
         )
-    if spec.derivative is None:
-        raise NotImplementedError(f"{spec.name}: reduction {name} has no derivative; expected SUM")
-    before, after = (int(length is not None) for length in first_axes(spec, p))
-    types = result_avals(spec, p, [jax.typeof(x) for x in xs])
+    if type(op).tangent is Operation.tangent:
+        raise NotImplementedError(f"{op.name}: reduction {name} has no derivative; expected SUM")
+    before, after = (int(length is not None) for length in op.first_axes())
+    types = result_avals(op, how, [jax.typeof(x) for x in xs])
     x, t = (v[0] if len(v) == 1 else joined(v, before) for v in (xs, ts))
-    p = {k: v for k, v in p.items() if k != "arity"}
-    y, *token = bind(spec, x, *token, **p)
-    r = ReductionTangent(p, x, t, y, token, token_tangent)
-    ty = spec.derivative(r)
+    how = how._replace(arity=())
+    y, *token = bind(op, how, x, *token)
+    r = ReductionTangent(op, how, x, t, y, token, token_tangent)
+    ty = op.tangent(r)
     ys, tys = ([v] if len(xs) == 1 else parted(v, types, after) for v in (y, ty))
     return [*ys, *r.token], [*tys, *r.token_tangent]

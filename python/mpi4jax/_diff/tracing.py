@@ -169,7 +169,9 @@ def needs_token(jaxpr: Any) -> bool:
 def eqn_needs_token(eqn: Any) -> bool:
     """Return the same for an equation that communicates."""
     inside = [inner for _, inner in inner_jaxprs(eqn.params)]
-    return any(map(needs_token, inside)) if inside else not eqn.params.get("spmd")
+    if inside:
+        return any(map(needs_token, inside))
+    return "how" not in eqn.params or not eqn.params["how"].spmd
 
 
 Handle = Callable[[Any, Primitive, Sequence[Any], dict[str, Any]], Any]

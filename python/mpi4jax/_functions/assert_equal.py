@@ -16,8 +16,8 @@ from mpi4py import MPI
 from .._compile.lowering import carrier
 from .._jax import compat
 from .._job.job import rank_names
+from .._op.operation import T
 from .._op.packing import as_arrays, leaf_paths, words_of
-from .._op.spec import T
 from ..ops.allgather import allgather
 from ..ops.allreduce import allreduce
 from ..ops.bcast import bcast

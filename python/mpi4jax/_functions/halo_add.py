@@ -13,7 +13,7 @@ from mpi4py import MPI
 from .._call.call import run
 from .._grid import border as _border, cart as _cart
 from .._op.arguments import from_end
-from .._op.spec import SPECS, Call, T
+from .._op.operation import OPERATIONS, T
 
 _NAME = "halo_add"
 
@@ -74,7 +74,7 @@ def halo_add(
     for leaf in jax.tree.leaves(x):  # the errors of halo_exchange, with the name of this function
         from_end(_NAME, [k for k, _ in exchanged], [w for _, w in exchanged], jnp.shape(leaf))
     _border.check(_NAME, comm, x, border)
-    prepare = SPECS["halo_exchange"].prepare
+    prepare = OPERATIONS["halo_exchange"].prepare
     call = prepare(x, cart, axes=axes, width=width, corners=corners, border=None)
-    y = run(Call("halo_exchange", call.arrays, {**call.params, "adjoint": True}))
+    y = run(call._replace(op=call.op.transposed()))
     return _border.added(_NAME, comm, y, border, chosen, widths, corners)  # type: ignore[no-any-return]

@@ -12,8 +12,8 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._op.comm import Comm, as_comm
+from .._op.operation import OPERATIONS, Call, T
 from .._op.packing import as_array, zeros_like
-from .._op.spec import SPECS, Call, T
 from .._requests.nonblocking import nonblocking
 from .._requests.request import CompositeKind
 
@@ -76,7 +76,7 @@ class _InOrder:
 def _prepare(name: str, edges: _Edges, blocks: Any) -> tuple[Call, CompositeKind]:
     """Prepare a call that sends the blocks of a tree, which are in the order of `edges.sent`."""
     counts = edges.counts(edges.outs), edges.counts(edges.ins)
-    call = SPECS["alltoallv"].prepare(blocks, *counts, comm=edges.comm.mpi)
+    call = OPERATIONS["alltoallv"].prepare(blocks, *counts, comm=edges.comm.mpi)
     return call, CompositeKind(name, _InOrder(tuple(edges.received)))
 
 

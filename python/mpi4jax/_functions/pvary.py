@@ -11,17 +11,17 @@ from mpi4py import MPI
 
 from .._jax import compat
 from .._op import manual
-from .._op.comm import as_comm, as_reduction
+from .._op.comm import as_comm
+from .._op.operation import Operation, T
 from .._op.packing import as_array, bind_trees
-from .._op.spec import SPECS, Params, T
+from .._op.primitive import sum_over_ranks
 from .._requests.request import Request
 from .._requests.start import begin
 
 
-def _params(name: str, comm: MPI.Intracomm | None) -> Params:
-    """Return the parameters of the adjoint of an allreduce with SUM."""
-    total = as_reduction(name, MPI.SUM)
-    return {"comm": as_comm(name, comm), "reduction": total, "adjoint": True}
+def _operation(name: str, comm: MPI.Intracomm | None) -> Operation:
+    """Return the adjoint of an allreduce with SUM."""
+    return sum_over_ranks(name, as_comm(name, comm), adjoint=True)
 
 
 def pvary(x: T, *, comm: MPI.Intracomm | None = None) -> T:
@@ -46,15 +46,15 @@ def pvary(x: T, *, comm: MPI.Intracomm | None = None) -> T:
         >>> float(jax.grad(f)(1.0)) == sum(range(1, comm.size + 1))
         True
     """
-    p = _params("pvary", comm)
+    op = _operation("pvary", comm)
     leaves, tree = jax.tree.flatten(jax.tree.map(as_array, x))
-    inside = [manual.pvary(p["comm"], leaf) for leaf in leaves]
+    inside = [manual.pvary(op.comm, leaf) for leaf in leaves]
     if all(leaf is not None for leaf in inside):
         return cast(T, jax.tree.unflatten(tree, inside))
     # Leaves without a derivative are unchanged.
     varying = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, np.inexact)]
     if varying and not compat.trace_state_clean():
-        varied = bind_trees(SPECS["allreduce"], ([leaves[i] for i in varying],), p)
+        varied = bind_trees(op, ([leaves[i] for i in varying],))
         for i, leaf in zip(varying, varied, strict=True):
             leaves[i] = leaf
     return cast(T, jax.tree.unflatten(tree, leaves))
@@ -101,7 +101,7 @@ def ipvary(x: T, *, comm: MPI.Intracomm | None = None) -> Request[T]:
             "ipvary: inside of mpi4jax.shard_map, JAX inserts pvary itself; call it only "
             "outside, in a function of operations"
         )
-    p = _params("ipvary", comm)
+    op = _operation("ipvary", comm)
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         dtype = as_array(leaf).dtype
         if not jnp.issubdtype(dtype, np.inexact):
@@ -110,4 +110,4 @@ def ipvary(x: T, *, comm: MPI.Intracomm | None = None) -> Request[T]:
                 f"ipvary: argument 'x' has dtype {dtype}{where}; expected floating-point or "
                 "complex numbers: only these have derivatives"
             )
-    return begin("allreduce", (x,), p)
+    return begin(op, (x,))

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._op.arguments import ANY_SOURCE, ANY_TAG
-from .._op.spec import ASKED, OFFSET, SPECS, T
+from .._op.operation import ASKED, OFFSET, OPERATIONS, How, T
 
 
 class Received(NamedTuple):
@@ -27,8 +27,8 @@ class Received(NamedTuple):
 
 
 def _run(op: str, arguments: dict[str, Any]) -> Any:
-    call = SPECS[op].prepare(**arguments)
-    y, envelope = run(call._replace(params={**call.params, "env_out": ASKED}))
+    call = OPERATIONS[op].prepare(**arguments)
+    y, envelope = run(call._replace(how=How(env_out=ASKED)))
     return y, Received(*(envelope - OFFSET))
 
 

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._op import rows
-from .._op.comm import Comm
+from .._op.comm import AnyComm, Comm
+from .._op.operation import OfBlocks, made
 from .._op.packing import TreeType, exchanged_axes, pack_arguments
-from .._op.spec import SPECS, Params
 from .._requests.request import CompositeKind, CompositeRequest, Request
 
 # The cells along an axis: the first, the one after the last.
@@ -62,12 +62,12 @@ def _along(extent: int, width: Cells, step: int, at_edge: tuple[bool, bool]) -> 
     return cells, cells
 
 
-def faces(leaves: Sequence[Leaf], p: Params) -> tuple[list[Face], list[Face]]:
+def faces(leaves: Sequence[Leaf], op: OfBlocks) -> tuple[list[Face], list[Face]]:
     """Return the cells to send and to receive, in the order of the messages.
 
     By rank, and for each rank by the direction in which they are sent.
     """
-    neighbours, widths = p["neighbours"], p["widths"]
+    neighbours, widths = op.neighbors, op.widths
     last = len(neighbours) - 1
     goes: list[Face] = []
     comes: list[Face] = []
@@ -189,7 +189,7 @@ class Message:
         return sum(count for _, count in self.parts)
 
 
-def message(found: Sequence[Face], comm: Comm) -> Message:
+def message(found: Sequence[Face], comm: Comm | AnyComm) -> Message:
     counts = [0] * comm.size
     for peer, _, box in found:
         counts[peer] += _size(box)
@@ -210,24 +210,26 @@ class _Fill:
 
 
 def start(
-    start_op: Callable[..., Request[Any]], args: Sequence[Any], p: Params
+    op: OfBlocks, begin: Callable[..., Request[Any]], args: Sequence[Any]
 ) -> CompositeRequest[Any]:
     """Initiate a halo exchange, as one `alltoallv` for each dtype."""
-    (blocks,) = pack_arguments(SPECS["halo_exchange"], args, p)
+    (blocks,) = pack_arguments(op, args)
     requests, received = [], []
     for leaves in blocks.groups.values():
         shapes = [
-            (
-                i,
-                blocks.tree_type.data[i][0],
-                exchanged_axes("halo_exchange", blocks.tree_type, i, p),
-            )
+            (i, blocks.tree_type.data[i][0], exchanged_axes(op, blocks.tree_type, i))
             for i in leaves
         ]
-        goes, comes = (message(found, p["comm"]) for found in faces(shapes, p))
-        sides = {"sends": goes.parts, "receives": comes.parts, "rows": (goes.size, comes.size)}
+        goes, comes = (message(found, op.comm) for found in faces(shapes, op))
         cells = packed(goes.boxes, blocks.leaves, blocks.leaves[leaves[0]])
-        requests.append(start_op("alltoallv", (cells,), {"comm": p["comm"], **sides}))
+        carried = made(
+            "alltoallv",
+            op.comm,
+            rows=(goes.size, comes.size),
+            send_parts=goes.parts,
+            recv_parts=comes.parts,
+        )
+        requests.append(begin(carried, (cells,)))
         received.append(comes)
-    kind = CompositeKind("halo_exchange", _Fill(blocks.tree_type, tuple(received)))
+    kind = CompositeKind(op.name, _Fill(blocks.tree_type, tuple(received)))
     return CompositeRequest([*requests, tuple(blocks.leaves)], kind)

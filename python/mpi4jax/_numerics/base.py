@@ -26,8 +26,8 @@ from .._op.comm import (
     static_int as static_int,
     waits_in as waits_in,
 )
+from .._op.operation import T as T
 from .._op.packing import as_array as as_array
-from .._op.spec import T as T
 from .._requests.request import (
     CompositeKind as CompositeKind,
     CompositeRequest as CompositeRequest,

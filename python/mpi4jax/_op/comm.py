@@ -22,7 +22,7 @@ from .. import _native
 from .._job import flush, job
 from .._setup import gpus, transport
 from .other_names import reduction_named
-from .spec import SPECS
+from .table import ROWS
 
 _handleof = MPI._handleof
 
@@ -108,19 +108,6 @@ def waits_in(comm: Comm, words: str) -> Iterator[None]:
         yield
     finally:
         _native.watch_leave()
-
-
-def unmade(op: str, p: dict[str, Any]) -> str | None:
-    """Return the kind of private communicator that the core must make to run an operation, or None.
-
-    All ranks make it together. Python waits for such an op: with Open MPI, a communicator that a
-    program makes in Python while another rank waits for the op would deadlock
-    (`src/ops/DECISIONS.md`).
-    """
-    kind, comm = SPECS[op].private, p["comm"]
-    if kind is None or (kind == "reversed" and not p.get("adjoint")) or comm is comm.any:
-        return None
-    return None if kind in comm.made else kind
 
 
 class Reduction:
@@ -384,11 +371,11 @@ def as_reduction(op: str, reduction: Any) -> Reduction:
             found = None
     if found is not None and found is not MEAN:
         return found
-    mean = op in SPECS and SPECS[op].has_mean
+    mean = op in ROWS and ROWS[op].has_mean
     if found is MEAN and mean:
         return found
     if found is MEAN:
-        means = ", ".join(name for name, spec in SPECS.items() if spec.has_mean)
+        means = ", ".join(name for name, row in ROWS.items() if row.has_mean)
         raise TypeError(
             f"{op}: argument 'op' is mpi4jax.MEAN, which is over all ranks; expected an "
             f"mpi4py.MPI.Op such as MPI.SUM (only {means} take MEAN)"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from .._jax import compat
-from .spec import Params, Spec
+from .operation import Operation
 
 
 class Axes(NamedTuple):
@@ -69,47 +69,47 @@ def boundary() -> str | bool:
     return _state.spmd
 
 
-def _axes(spec: Spec, p: Params) -> tuple[frozenset[str], bool] | None:
+def _axes(op: Operation) -> tuple[frozenset[str], bool] | None:
     """Return the axes of a collective and whether they are its communicator's, or None."""
     axes = _state.axes
     if axes is None:
         return None
-    found = axes.of(p["comm"])
+    found = axes.of(op.comm)
     if found is None:
         return axes.every, False
-    return found | axes.of_one_rank if spec.is_uniform else found, True
+    return found | axes.of_one_rank if op.is_uniform else found, True
 
 
-def _is_global(spec: Spec, p: Params) -> bool:
-    return spec.is_uniform and not p["adjoint"]
+def _is_global(op: Operation) -> bool:
+    return op.is_uniform and not op.adjoint
 
 
-def varying_operands(spec: Spec, p: Params, arrays: list[Any]) -> list[Any]:
+def varying_operands(op: Operation, arrays: list[Any]) -> list[Any]:
     """Return the operands as varying values, except for adjoints of a global value."""
-    axes = _axes(spec, p)
-    if axes is None or (spec.is_uniform and p["adjoint"]):
+    axes = _axes(op)
+    if axes is None or (op.is_uniform and op.adjoint):
         return arrays
     return [compat.vary_over(x, axes[0]) for x in arrays]
 
 
-def needs_pvary(spec: Spec, p: Params) -> bool:
+def needs_pvary(op: Operation) -> bool:
     """Return whether a value is global to the operation, but varying to JAX."""
-    axes = _axes(spec, p)
-    return axes is not None and not axes[1] and _is_global(spec, p)
+    axes = _axes(op)
+    return axes is not None and not axes[1] and _is_global(op)
 
 
-def handle_type(spec: Spec, p: Params, aval: Any) -> Any:
+def handle_type(op: Operation, aval: Any) -> Any:
     """Return the type of a handle, which varies between ranks."""
-    axes = _axes(spec, p)
+    axes = _axes(op)
     return aval if axes is None else compat.varying_type(aval, add=axes[0])
 
 
-def result_type(spec: Spec, p: Params, aval: Any) -> Any:
+def result_type(op: Operation, aval: Any) -> Any:
     """Return the type of a result, from the type of the operands."""
-    axes = _axes(spec, p)
+    axes = _axes(op)
     if axes is None:
         return aval
-    if _is_global(spec, p) and axes[1]:
+    if _is_global(op) and axes[1]:
         return compat.varying_type(aval, remove=axes[0])
     return compat.varying_type(aval, add=axes[0])
 

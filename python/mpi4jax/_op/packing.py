@@ -6,7 +6,7 @@ import functools
 import itertools
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,8 +16,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .._jax import compat
 from .arguments import from_end
+from .operation import (
+    ASKED,
+    PLAIN,
+    How,
+    OfBlocks,
+    Operation,
+    Ragged,
+    Reducing,
+    SendingAndReceiving,
+)
 from .primitive import bind, pvary_results
-from .spec import ASKED, SPECS, Params, Spec, first_axes, is_template
 
 
 def _is_key(x: Any) -> bool:
@@ -116,7 +125,7 @@ def _described(leaf: Any, where: str) -> str:
 
 
 def pack_arguments(
-    spec: Spec, trees: Sequence[Any], p: Params, leaves: Sequence[Any] | None = None
+    op: Operation, trees: Sequence[Any], leaves: Sequence[Any] | None = None
 ) -> list[TreeMessages]:
     """The arguments of an op that are arrays; of which ``leaves`` has the names, if they were lost.
 
@@ -124,9 +133,9 @@ def pack_arguments(
         TypeError: if a leaf is not an array, or is only a description of one although values are
             needed.
     """
-    names = ("sendbuf", "recvbuf") if spec.arrays == 2 else ("x",)
+    names = ("sendbuf", "recvbuf") if op.arrays == 2 else ("x",)
     return [
-        TreeMessages(spec.name, name, tree, is_template(spec, p, i), leaves[i] if leaves else None)
+        TreeMessages(op.name, name, tree, op.is_template(i), leaves[i] if leaves else None)
         for i, (name, tree) in enumerate(zip(names, trees, strict=True))
     ]
 
@@ -289,9 +298,9 @@ def _indexed(structure: Any) -> tuple[str, str] | None:
 _cached_indexed = functools.lru_cache(1024)(_indexed)
 
 
-def check_summands(spec: Spec, p: Params, structure: Any) -> None:
+def check_summands(op: Operation, structure: Any) -> None:
     """Raise a TypeError if leaves to reduce are indices."""
-    if p.get("reduction") is None:
+    if not isinstance(op, Reducing):
         return
     try:
         found = _cached_indexed(structure)
@@ -299,114 +308,119 @@ def check_summands(spec: Spec, p: Params, structure: Any) -> None:
         found = _indexed(structure)
     if found is not None:
         raise TypeError(
-            f"{spec.name}: argument 'x' has a {found[0]}, whose leaves are indices and values: "
+            f"{op.name}: argument 'x' has a {found[0]}, whose leaves are indices and values: "
             f"they cannot be reduced element by element; {found[1]}"
         )
 
 
-def check_reducible(spec: Spec, p: Params, messages: TreeMessages) -> None:
+def check_reducible(op: Operation, messages: TreeMessages) -> None:
     """Raise a TypeError if PRNG keys or indices are to be reduced."""
-    reduction = p.get("reduction")
-    if reduction is not None and any(impl is not None for impl in messages.tree_type.impls):
+    if isinstance(op, Reducing) and any(impl is not None for impl in messages.tree_type.impls):
         raise TypeError(
-            f"{spec.name}: reduction {reduction.name} is not defined for PRNG keys; "
+            f"{op.name}: reduction {op.reduction.name} is not defined for PRNG keys; "
             "expected numbers (bcast, scatter and messages take keys)"
         )
-    check_summands(spec, p, messages.tree_type.tree)
+    check_summands(op, messages.tree_type.tree)
 
 
-def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
+def bind_trees(
+    op: Operation, trees: Sequence[Any], how: How = PLAIN, numbers: Sequence[Any] = ()
+) -> Any:
     """Bind the primitive once per dtype, with the same numbers.
 
     For an operation with counts, the result is a pair with the received counts. For an operation
     without a result, it is None.
 
-    A parameter ``leaves`` has the names of leaves, where lists of them stand for trees. What the
-    ranks compare of a tree is the parameter ``tree``: what is sent, and what is received.
+    What the ranks compare of a tree, of what is sent and of what is received, is `How.tree`.
     """
-    p = dict(p)
-    leaves = p.pop("leaves", None)
+    leaves, how = how.leaves, how if how.leaves is None else how._replace(leaves=None)
     if not trees:
-        bind(spec, *numbers, **p)
+        bind(op, how, *numbers)
         return None
-    if spec.arrays is None:
-        return _bind_blocks(spec, pack_arguments(spec, trees, p, leaves)[0], p, numbers)
-    before, after = first_axes(spec, p)
+    messages = pack_arguments(op, trees, leaves)
+    if isinstance(op, OfBlocks):
+        return _bind_blocks(op, how, messages[0], numbers)
+    before, after = op.first_axes()
     lead = int(before is not None)
-    messages = pack_arguments(spec, trees, p, leaves)
     sent, received = messages[0], messages[-1]
-    check_reducible(spec, p, sent)
+    check_reducible(op, sent)
     results: dict[Any, Any] = {}
     envelope: Any = None
-    asks_envelope = p.get("env_out") == ASKED
+    asks_envelope = how.env_out == ASKED
     if asks_envelope and len(received.groups) != 1:
         raise TypeError(
-            f"{spec.name}: the template must have arrays of one dtype, which are one message; "
+            f"{op.name}: the template must have arrays of one dtype, which are one message; "
             f"got {[str(dtype) for dtype in received.groups]}"
         )
     dtypes = _groups([x.dtype for tree in messages for x in tree.leaves])
-    if spec.is_ragged and not dtypes:  # no rows go anywhere, and ranks tell each other their counts
-        row = SPECS["alltoall"]
-        (envelope,) = bind(row, *numbers, **row.defaults, **_pick(row, p))
+    if not dtypes and isinstance(op, Ragged):
+        # No rows go anywhere, and ranks tell each other their counts.
+        (envelope,) = bind(op.of_counts(), _only_operand(how), *numbers)
     for dtype in dtypes:
-        row, q, buffers = spec, p, messages
-        if not all(dtype in tree.groups for tree in messages):
+        part, q, buffers = op, how, messages
+        is_everywhere = all(dtype in tree.groups for tree in messages)
+        if isinstance(op, SendingAndReceiving) and not is_everywhere:
             # Only one tree of a sendrecv has this dtype: it is only sent, or only received.
-            sends = dtype in sent.groups
-            row, buffers = (SPECS["send"], [sent]) if sends else (SPECS["recv"], [received])
-            q = {**_pick(row, p), "env_out": row.returns and p["env_out"]}
+            if dtype in sent.groups:
+                part, buffers, q = op.send(), [sent], _only_operand(how)
+            else:
+                part, buffers = op.recv(), [received]
+                q = _only_operand(how)._replace(env_out=how.env_out)
         xs = [tree.of_dtype(dtype) for tree in buffers]
-        q = {**q, **arity_of(xs), **compared(row, buffers, dtype, lead)}
-        out = bind(row, *itertools.chain(*xs), *numbers, **q)
-        n = row.count_results(q)
-        if asks_envelope and row.returns:
+        tree = compared(part, buffers, dtype, lead)
+        arity = arity_of(xs)
+        if (arity, tree) != (q.arity, q.tree):
+            q = q._replace(arity=arity, tree=tree)
+        out = bind(part, q, *itertools.chain(*xs), *numbers)
+        n = part.count_results(q)
+        if asks_envelope and part.returns:
             envelope = out[n]
-        elif q.get("env_out"):
+        elif q.env_out:
             # Later messages need no envelope.
-            envelope, p = out[n], {**p, "env_out": False}
+            envelope, how = out[n], how._replace(env_out=False)
             numbers = [jnp.concatenate([numbers[0], envelope]), *numbers[1:]]
-        if row.returns:
-            results[dtype] = pvary_results(row, q, out[:n])
-    y = received.tree_type.from_results(results, before, after) if spec.returns else None
-    return (y, envelope) if spec.is_ragged or asks_envelope else y
+        if part.returns:
+            results[dtype] = pvary_results(part, out[:n])
+    y = received.tree_type.from_results(results, before, after) if op.returns else None
+    return (y, envelope) if op.row.is_ragged or asks_envelope else y
 
 
-def arity_of(arguments: Sequence[Sequence[Any]]) -> Params:
-    """Return the parameter ``arity`` of these leaves of each argument, where it is one."""
+def arity_of(arguments: Sequence[Sequence[Any]]) -> tuple[int, ...]:
+    """Return `How.arity` of these leaves of each argument: nothing if each has one leaf."""
     arity = tuple(map(len, arguments))
-    return {} if set(arity) == {1} else {"arity": arity}
+    return () if set(arity) == {1} else arity
 
 
-def _pick(row: Spec, p: Params) -> Params:
-    """Return the parameters of an operation that carries what the given one cannot carry."""
-    return {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
+def _only_operand(how: How) -> How:
+    """Return how an operation is called that carries what the given one cannot carry."""
+    return How(operand=how.operand, eager=how.eager)
 
 
-def compared(spec: Spec, buffers: Sequence[TreeMessages], dtype: Any, lead: int) -> Params:
-    """The parameter ``tree`` of an op on the messages of a dtype, where they are of trees: what the
-    ranks compare of what is sent, and of what is received."""
+def compared(
+    op: Operation, buffers: Sequence[TreeMessages], dtype: Any, lead: int
+) -> tuple[str, str]:
+    """Return `How.tree` of an operation on the messages of a dtype: what the ranks compare of what
+    is sent, and of what is received, where they are of trees."""
     sent, received = (tree.description(dtype, lead) for tree in (buffers[0], buffers[-1]))
-    if not sent and not received:
-        return {}
-    return {"tree": (sent if spec.sends else "", received if spec.returns else "")}
+    return sent if op.sends else "", received if op.returns else ""
 
 
-def exchanged_axes(op: str, tree: TreeType, leaf: int, p: Params) -> tuple[int, ...]:
+def exchanged_axes(op: OfBlocks, tree: TreeType, leaf: int) -> tuple[int, ...]:
     """Return the exchanged axes of the communicated part of a leaf, counted from its end."""
     inside = len(tree.data[leaf][0]) - len(tree.shapes[leaf])  # of one element: a key's data
-    counted = from_end(op, p["axes"], p["widths"], tree.shapes[leaf])
+    counted = from_end(op.name, op.axes, op.widths, tree.shapes[leaf])
     return tuple(axis + inside for axis in counted)
 
 
-def _bind_blocks(spec: Spec, blocks: TreeMessages, p: Params, numbers: Sequence[Any]) -> Any:
+def _bind_blocks(op: OfBlocks, how: How, blocks: TreeMessages, numbers: Sequence[Any]) -> Any:
     """Bind an operation on several arrays once per dtype."""
     out: list[Any] = list(blocks.leaves)
     for indices in blocks.groups.values():
         xs = [blocks.leaves[i] for i in indices]
-        q = {**p, "axes": tuple(exchanged_axes(spec.name, blocks.tree_type, i, p) for i in indices)}
+        axes = tuple(exchanged_axes(op, blocks.tree_type, i) for i in indices)
         if blocks.names != ("",):  # ranks may have blocks of other shapes
-            q["tree"] = words_of([blocks.names[i] for i in indices], None), ""
-        ys = bind(spec, *xs, *numbers, **q)
+            how = how._replace(tree=(words_of([blocks.names[i] for i in indices], None), ""))
+        ys = bind(replace(op, axes=(), leaf_axes=axes), how, *xs, *numbers)
         for i, y in zip(indices, ys, strict=True):
             out[i] = y
     return blocks.tree_type.from_leaves(out)

@@ -1,7 +1,7 @@
 """What an operation does on one rank: at once, or in two halves if it is nonblocking.
 
-An op's row has a function from its parameters to its plan, and one to that of its adjoint.
-`_compile/lowering.py` compiles a plan as a whole, `_requests/lowering.py` each half of one.
+`Operation.plan` returns the plan of an operation or of its adjoint. `_compile/lowering.py` compiles
+a plan as a whole, `_requests/lowering.py` each half of one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
-
-from .spec import Params, Spec, is_root
 
 
 class Result(Enum):
@@ -43,7 +41,7 @@ class Plan:
     call: str | None
     result: Result = Result.RECEIVED
     sends: bool = True
-    attrs: Params = field(default_factory=dict)
+    attrs: dict[str, Any] = field(default_factory=dict)
     select: Callable[[Any], Any] | None = None
 
     @property
@@ -57,28 +55,21 @@ class Plan:
         return self.result in (Result.OPERAND, Result.SUM)
 
 
-def plan_of(spec: Spec, p: Params) -> Plan:
-    """Return the plan of an operation with these parameters, or of its adjoint."""
-    make = spec.adjoint if p.get("adjoint") else spec.plan
-    plan: Plan = Plan(spec.name) if make is None else make(p)
-    return plan
-
-
-def to_root(op: str) -> Callable[[Params], Plan]:
+def to_root(op: str, is_root: bool) -> Plan:
     """Return the result on the root, and the operand elsewhere."""
-    return lambda p: Plan(op) if is_root(p) else Plan(op, Result.OPERAND)
+    return Plan(op) if is_root else Plan(op, Result.OPERAND)
 
 
-def to_root_or_zeros(op: str) -> Callable[[Params], Plan]:
+def to_root_or_zeros(op: str, is_root: bool) -> Plan:
     """Return the result on the root, and zeros elsewhere: the adjoint of data from the root."""
-    return lambda p: Plan(op) if is_root(p) else Plan(op, Result.ZEROS)
+    return Plan(op) if is_root else Plan(op, Result.ZEROS)
 
 
-def from_root(op: str) -> Callable[[Params], Plan]:
+def from_root(op: str, is_root: bool) -> Plan:
     """Read the operand on the root only."""
-    return lambda p: Plan(op, sends=is_root(p))
+    return Plan(op, sends=is_root)
 
 
-def from_root_added(op: str) -> Callable[[Params], Plan]:
+def from_root_added(op: str, is_root: bool) -> Plan:
     """Return the adjoint of data for the root: elsewhere, the result was the rank's own operand."""
-    return lambda p: Plan(op) if is_root(p) else Plan(op, Result.SUM, sends=False)
+    return Plan(op) if is_root else Plan(op, Result.SUM, sends=False)

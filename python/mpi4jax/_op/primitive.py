@@ -5,7 +5,6 @@ Every primitive has one ordered effect, so JAX keeps each op, once, in program o
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -21,17 +20,17 @@ from .. import _native
 from .._jax import compat, traces
 from .comm import as_reduction
 from .manual import boundary, needs_pvary, result_type, varying_operands
-from .spec import SPECS, Params, Spec, first_axes
+from .operation import How, Operation, Reducing, made
 
 TOKEN = ShapedArray((), np.dtype(np.float32))
 _ENVELOPE = ShapedArray((3,), np.dtype(np.int32))
 
 
-def envelope(spec: Spec, p: Params) -> list[ShapedArray]:
+def envelope(op: Operation, how: How) -> list[ShapedArray]:
     """Return the type of the envelope of a received message, or of the counts of received rows."""
-    if not p.get("env_out"):
+    if not how.env_out:
         return []
-    return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.is_ragged else _ENVELOPE]
+    return [ShapedArray((op.comm.size,), np.dtype(np.int32)) if op.row.is_ragged else _ENVELOPE]
 
 
 # The row of each dtype (`src/ops/dtypes.rs`), by its name.
@@ -71,46 +70,46 @@ def has_derivative(x: Any) -> bool:
     return bool(jnp.issubdtype(dtype, np.inexact))
 
 
-def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+def split(op: Operation, how: How, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Split operands into (arrays, counts and numbers, token). There may be no token."""
-    n = sum(spec.arity(p))
-    m = n + spec.is_ragged + (p.get("operand") is not None)
+    n = sum(op.arity(how))
+    m = n + op.row.is_ragged + (how.operand is not None)
     return list(args[:n]), list(args[n:m]), list(args[m:])
 
 
 # ---- Abstract evaluation
 
 
-def split_payload(spec: Spec, x: Any, size: int) -> tuple[int, ...]:
+def split_payload(op: Operation, x: Any, size: int) -> tuple[int, ...]:
     """Return the shape of one of the ``size`` blocks or rows of ``x``."""
-    op = spec.name
     if x.shape[:1] == (size,):
         return tuple(x.shape[1:])
-    if spec.has_any_size:
-        said = "its first leaf" if spec.is_ragged else "the counts add up to"
+    if op.has_any_size:
+        said = "its first leaf" if op.row.is_ragged else "the counts add up to"
         raise ValueError(
-            f"{op}: argument 'x' must have as many rows along its first axis as {said}; "
+            f"{op.name}: argument 'x' must have as many rows along its first axis as {said}; "
             f"expected shape ({size}, ...), got {x.shape}"
         )
     raise ValueError(
-        f"{op}: argument 'x' must have one block for each rank along its first axis; expected "
+        f"{op.name}: argument 'x' must have one block for each rank along its first axis; expected "
         f"shape ({size}, ...), got {x.shape}. "
         # The words of mpi4jax 0.9, which tests of programs match.
-        f"{op.capitalize()} input must have shape (nproc, ...)"
+        f"{op.name.capitalize()} input must have shape (nproc, ...)"
     )
 
 
-def result_avals(spec: Spec, p: Params, avals: Sequence[Any]) -> list[ShapedArray]:
-    if not spec.returns:
+def result_avals(op: Operation, how: How, avals: Sequence[Any]) -> list[ShapedArray]:
+    """Return the types of the results that are arrays, from those of the operands."""
+    if not op.returns:
         return []
-    before, after = (None, None) if spec.has_blocks else first_axes(spec, p)
+    before, after = op.first_axes()
     # They vary over the axes that any of the operands varies over.
     all_of_them = [compat.array_type((), avals)] if len(avals) > 1 else []
     out = []
-    for x in avals[-spec.arity(p)[-1] :]:  # of sendrecv: the templates of what is received
-        payload = tuple(x.shape) if before is None else split_payload(spec, x, before)
+    for x in avals[-op.arity(how)[-1] :]:  # of sendrecv: the templates of what is received
+        payload = tuple(x.shape) if before is None else split_payload(op, x, before)
         shape = payload if after is None else (after, *payload)
-        out.append(result_type(spec, p, compat.array_type(shape, [*all_of_them, x])))
+        out.append(result_type(op, compat.array_type(shape, [*all_of_them, x])))
     return out
 
 
@@ -123,20 +122,21 @@ _NEEDS = {
 }
 
 
-def check_dtype(spec: Spec, p: Params, aval: Any) -> None:
+def check_dtype(op: Operation, aval: Any) -> None:
     """Raise an error if an array of this dtype cannot be communicated, or reduced."""
-    op, name, reduction = spec.name, str(aval.dtype), p.get("reduction")
+    name = str(aval.dtype)
     flags = DTYPES.get(name)
     if flags is None:
         raise TypeError(
-            f"{op}: dtype {name} cannot be communicated; expected one of {', '.join(DTYPES)}"
+            f"{op.name}: dtype {name} cannot be communicated; expected one of {', '.join(DTYPES)}"
         )
-    if reduction is None or reduction.user:
+    if not isinstance(op, Reducing) or op.reduction.user:
         return
-    blocks = first_axes(spec, p)[0] is not None  # the first axis is that of the ranks
+    reduction = op.reduction
+    blocks = op.first_axes()[0] is not None  # the first axis is that of the ranks
     if reduction.name in ("MAXLOC", "MINLOC") and aval.shape[blocks:][-1:] != (2,):
         raise ValueError(
-            f"{op}: reduction {reduction.name} reduces pairs (value, index) along the last "
+            f"{op.name}: reduction {reduction.name} reduces pairs (value, index) along the last "
             f"axis{' of a block' * blocks}; expected shape (..., 2), got {aval.shape}"
         )
     if flags[_NEEDS[reduction.name]]:
@@ -146,18 +146,19 @@ def check_dtype(spec: Spec, p: Params, aval: Any) -> None:
         advice = f"; use x.astype({'float' if reduction.name == 'MEAN' else 'int'})"
     allowed = [re.sub(r"\d.*", "", d) for d, f in DTYPES.items() if f[_NEEDS[reduction.name]]]
     raise TypeError(
-        f"{op}: reduction {reduction.name} is not defined for dtype {name}; "
+        f"{op.name}: reduction {reduction.name} is not defined for dtype {name}; "
         f"expected a dtype of kind {', '.join(dict.fromkeys(allowed))}{advice}"
     )
 
 
-def abstract_eval(spec: Spec, *args: Any, **p: Any) -> tuple[list[Any], set[Any]]:
-    arrays, _, token = split(spec, p, args)
+def abstract_eval(*args: Any, op: Operation, how: How) -> tuple[list[Any], set[Any]]:
+    """Return the types of all results, and the effect."""
+    arrays, _, token = split(op, how, args)
     for x in arrays:
-        check_dtype(spec, p, x)
-    out = result_avals(spec, p, arrays)
-    for x in envelope(spec, p):
-        out.append(result_type(spec, p, compat.array_type(x.shape, [*arrays, x])))
+        check_dtype(op, x)
+    out = result_avals(op, how, arrays)
+    for x in envelope(op, how):
+        out.append(result_type(op, compat.array_type(x.shape, [*arrays, x])))
     return [*out, *(TOKEN for _ in token)], {effect}
 
 
@@ -165,26 +166,33 @@ def abstract_eval(spec: Spec, *args: Any, **p: Any) -> tuple[list[Any], set[Any]
 
 PRIMITIVES: dict[str, Primitive] = {}  # of the ops, by name
 
-# All primitives that communicate: given parameters and operands, the operands as `split` has them.
-# Those of `_requests` are there, too.
-OPERANDS: dict[Primitive, Callable[[Params, Sequence[Any]], Sequence[list[Any]]]] = {}
+# All primitives that communicate: how their operands are split (`split`). Those of `_requests` are
+# there, too.
+OPERANDS: dict[
+    Primitive,
+    Callable[[Operation, How, Sequence[Any]], tuple[list[Any], list[Any], list[Any]]],
+] = {}
 
 
-def bind(spec: Spec, *args: Any, **p: Any) -> list[Any]:
+def bind(op: Operation, how: How, *args: Any) -> list[Any]:
     """Bind the primitive of an operation, whose rules `_call/definition.py` lists."""
-    arrays, *others = split(spec, p, args)
-    operands = [*varying_operands(spec, p, arrays), *itertools.chain(*others)]
+    arrays, numbers, token = split(op, how, args)
     if boundary():
-        p["spmd"] = boundary()
-    return list(PRIMITIVES[spec.name].bind(*operands, **p))
+        how = how._replace(spmd=boundary())
+    operands = varying_operands(op, arrays)
+    return list(PRIMITIVES[op.name].bind(*operands, *numbers, *token, op=op, how=how))
 
 
-def pvary_results(spec: Spec, p: Params, ys: Sequence[Any]) -> Sequence[Any]:
+def sum_over_ranks(name: str, comm: Any, *, adjoint: bool = False) -> Operation:
+    """Return an allreduce SUM, or its transpose, for the function of this name."""
+    return made("allreduce", comm, reduction=as_reduction(name, MPI.SUM), adjoint=adjoint)
+
+
+def pvary_results(op: Operation, ys: Sequence[Any]) -> Sequence[Any]:
     """Results of one dtype, which each rank uses in its own way: of an op of the user's."""
-    if not needs_pvary(spec, p) or not all(map(has_derivative, ys)):
+    if not needs_pvary(op) or not all(map(has_derivative, ys)):
         return ys
-    sum_back = {"reduction": as_reduction("pvary", MPI.SUM), "adjoint": True}
-    return bind(SPECS["allreduce"], *ys, comm=p["comm"], arity=(len(ys),), **sum_back)
+    return bind(sum_over_ranks("pvary", op.comm, adjoint=True), How(arity=(len(ys),)), *ys)
 
 
 def first_of_batch(x: Any, dim: int | None) -> Any:
@@ -207,47 +215,46 @@ def of_batch(numbers: Any, axis: int, ask_same: bool) -> Any:
 
 
 def batch(
-    spec: Spec, axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **p: Any
+    axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, op: Operation, how: How
 ) -> tuple[Any, Any]:
     """Batch all arrays, even unbatched ones, because they may be batched on another rank.
 
     Not in `jax.jacfwd`, nor with the token of `_diff/ad.py`, which is batched on all
     ranks or none, nor where the operands are.
     """
-    if is_unbatched(axis_data, dims, p):
-        out = bind(spec, *args, **p)
+    if is_unbatched(axis_data, dims, how):
+        out = bind(op, how, *args)
         return out, [None] * len(out)
-    operands, after = batched_operands(spec, axis_data.size, args, dims, p)
-    out = bind(spec, *operands, **p)
+    operands, after = batched_operands(op, how, axis_data.size, args, dims)
+    out = bind(op, how, *operands)
     out_dims: list[int | None] = [None] * len(out)
-    if spec.returns:
-        results = spec.count_results(p)
-        out_dims[:results] = [after] * results
-    *_, token = split(spec, p, dims)
+    results = op.count_results(how)
+    out_dims[:results] = [after] * results
+    *_, token = split(op, how, dims)
     if token and token[0] is not None:
         out[-1], out_dims[-1] = jnp.broadcast_to(out[-1], (axis_data.size,)), 0
     return out, out_dims
 
 
-def is_unbatched(axis_data: Any, dims: Sequence[Any], p: Params) -> bool:
+def is_unbatched(axis_data: Any, dims: Sequence[Any], how: How) -> bool:
     """Return whether an operation is batched on no rank."""
-    threaded = p.get("threaded") or p.get("spmd") or traces.batches_tangents(axis_data)
+    threaded = how.threaded or how.spmd or traces.batches_tangents(axis_data)
     return bool(threaded) and all(d is None for d in dims)
 
 
 def batched_operands(
-    spec: Spec, size: int, args: Sequence[Any], dims: Sequence[Any], p: Params
+    op: Operation, how: How, size: int, args: Sequence[Any], dims: Sequence[Any]
 ) -> tuple[list[Any], int]:
     """Return the operands of an operation on a batch, and the batch axis of the result."""
-    arrays, numbers, token = split(spec, p, list(zip(args, dims, strict=True)))
-    if p.get("operand") == "traced" and numbers[0][1] is not None:
+    arrays, numbers, token = split(op, how, list(zip(args, dims, strict=True)))
+    if how.operand == "traced" and numbers[0][1] is not None:
         raise NotImplementedError(
-            f"{spec.name}: a source, destination or tag is batched by vmap, and one message "
+            f"{op.name}: a source, destination or tag is batched by vmap, and one message "
             "carries the whole batch; expected one value for all elements of the batch "
             "(in_axes=None, or a value computed outside the vmap)"
         )
     # The batch axis goes after the axis of blocks or rows, if there is one.
-    before, after = (int(length is not None) for length in first_axes(spec, p))
+    before, after = (int(length is not None) for length in op.first_axes())
 
     def to_payload(x: Any, d: int | None) -> Any:
         """Move the batch axis to the front of the payload of one rank, or insert it there."""
@@ -257,7 +264,7 @@ def batched_operands(
         return jnp.moveaxis(x, d, before)
 
     xs = [to_payload(x, d) for x, d in arrays]
-    ask_same = spec.is_ragged and p["env_out"]
+    ask_same = op.row.is_ragged and bool(how.env_out)
     numbers = [x if d is None else of_batch(x, d, ask_same) for x, d in numbers]
     one = [first_of_batch(x, d) for x, d in token]
     return [*xs, *numbers, *one], after

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from .arguments import rank_of
 from .comm import Comm, as_comm, static_int
-from .spec import Params
 
 Part = tuple[int, int]  # the first row, and how many
 
@@ -36,18 +35,37 @@ def side_by_side(counts: Iterable[int]) -> tuple[Part, ...]:
     return tuple((end - count, count) for end, count in zip(ends, counts, strict=True))
 
 
-def to_root(op: str, counts: Any, root: Any, given: Any) -> Params:
-    """Return the parameters of an op by which all ranks send the rows of an array to the root."""
+class ToRoot(NamedTuple):
+    """What goes where, if all ranks send the rows of an array to the root.
+
+    Attributes:
+        comm, root: the communicator and the root.
+        own, all: the number of rows of this rank, and of the root's result (elsewhere ``own``).
+        own_parts, all_parts: the rows of this rank that go to each rank, and the rows of the root
+            that come from each.
+    """
+
+    comm: Comm
+    root: int
+    own: int
+    all: int
+    own_parts: tuple[Part, ...]
+    all_parts: tuple[Part, ...]
+
+
+def to_root(op: str, counts: Any, root: Any, given: Any) -> ToRoot:
+    """Return what goes where, if all ranks send the rows of an array to the root."""
     comm = as_comm(op, given)
     row_counts, root = counts_of(op, "counts", counts, comm), rank_of(op, "root", root, comm)
     own, is_root = row_counts[comm.rank], root == comm.rank
-    return {
-        "comm": comm,
-        "root": root,
-        "rows": (own, sum(row_counts) if is_root else own),
-        "sends": only(root, (0, own), comm.size),
-        "receives": side_by_side(row_counts if is_root else (0,) * comm.size),
-    }
+    return ToRoot(
+        comm,
+        root,
+        own,
+        sum(row_counts) if is_root else own,
+        only(root, (0, own), comm.size),
+        side_by_side(row_counts if is_root else (0,) * comm.size),
+    )
 
 
 def only(rank: int, part: Part, size: int) -> tuple[Part, ...]:

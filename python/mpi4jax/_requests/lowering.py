@@ -7,16 +7,17 @@ The wait gets back what was received and the operand, and does the rest.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from jax.interpreters import mlir
 
 from .._compile.lowering import Avals, Lowering, Operands, carrier, forms_of, register
 from .._op.leaves import message_type
-from .._op.plan import Result, plan_of
-from .._op.primitive import result_avals
-from .._op.spec import SPECS, Params, first_axes
-from .primitives import HANDLE, split_start, split_wait, start_p, wait_p
+from .._op.operation import How, Operation, Receiving
+from .._op.plan import Result
+from .._op.primitive import result_avals, split
+from .primitives import HANDLE, split_wait, start_p, wait_p
 
 
 class _Half(Lowering):
@@ -32,24 +33,24 @@ class _Half(Lowering):
     """
 
     def __init__(
-        self, on_gpu: bool, ctx: mlir.LoweringRuleContext, of: str, p: Params, buffers: Avals
+        self, on_gpu: bool, ctx: mlir.LoweringRuleContext, op: Operation, how: How, buffers: Avals
     ):
-        super().__init__(ctx, SPECS[of], p, on_gpu)
-        self.plan = plan = plan_of(self.spec, p)
-        self.lead = [int(length is not None) for length in first_axes(self.spec, p)]
-        self.leaves = result_avals(self.spec, p, buffers)
+        super().__init__(ctx, op, how, on_gpu)
+        self.plan = plan = op.plan(how)
+        self.lead = [int(length is not None) for length in op.first_axes()]
+        self.leaves = result_avals(op, how, buffers)
         self.out = [message_type(self.leaves, self.lead[1])] if self.leaves else []
         buffers = [message_type(buffers, self.lead[0])] if buffers else []
         self.sends = buffers if plan.call is not None and plan.sends else []
         self.receives = self.out if plan.receives else []
         self.keeps = [] if not plan.keeps else buffers if plan.select is None else self.out
         # Without a sender, the result is the template. In an eager program, only the call has it.
-        open_source = p.get("source") is None and p.get("operand") != "call"
-        self.initial = plan.result is Result.TEMPLATE and open_source
+        is_open = isinstance(op, Receiving) and op.source is None and how.operand != "call"
+        self.initial = plan.result is Result.TEMPLATE and is_open
         if not all(isinstance(n, int) for x in (*self.receives, *self.keeps) for n in x.shape):
-            raise NotImplementedError(f"i{of}: cannot be exported with symbolic shapes")
+            raise NotImplementedError(f"i{op.name}: cannot be exported with symbolic shapes")
         first = buffers if plan.sends else []
-        self.attrs = plan.attrs | self.parts(plan.call or of, [*first, *self.out])
+        self.attrs = plan.attrs | self.parts(plan.call or op.name, [*first, *self.out])
         self.attrs |= self.reduction_on_wire(plan.call, [(None, aval) for aval in self.sends])
 
     def wire(self, op: str | None, aval: Any) -> tuple[Any, Any]:
@@ -70,18 +71,16 @@ class _Half(Lowering):
             "gives": gives[0] if gives else None,
             "local": plan.call is None,
         }
-        description = self.describe(plan.call or self.spec.name, request=request, **self.attrs)
+        description = self.describe(plan.call or self.op.name, request=request, **self.attrs)
         return self.custom_call(target, operands, out, description)
 
 
 def _lower_start(
-    on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, of: str, **p: Any
+    on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, op: Operation, how: How
 ) -> list[Any]:
-    arrays, numbers, token = split_start(
-        {"of": of, **p}, list(zip(args, ctx.avals_in, strict=True))
-    )
-    low = _Half(on_gpu, ctx, of, p, [aval for _, aval in arrays])
-    low.forms = forms_of(low.spec, p, [aval for _, aval in arrays])
+    arrays, numbers, token = split(op, how, list(zip(args, ctx.avals_in, strict=True)))
+    low = _Half(on_gpu, ctx, op, how, [aval for _, aval in arrays])
+    low.forms = forms_of(op, how, [aval for _, aval in arrays])
     plan = low.plan
     for operand in numbers:
         low.use_numbers(operand)
@@ -95,19 +94,16 @@ def _lower_start(
 
 
 def _lower_wait(
-    on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, of: str, buffers: Any, **p: Any
+    on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, op: Operation, how: How
 ) -> list[Any]:
-    (handle,), numbers, token = split_wait(
-        {"of": of, **p}, list(zip(args, ctx.avals_in, strict=True))
-    )
-    numbers = numbers[SPECS[of].is_ragged :]  # counts are for the transpose alone
-    derived = p.pop("derived")
+    (handle,), numbers, token = split_wait(op, how, list(zip(args, ctx.avals_in, strict=True)))
+    numbers = numbers[op.row.is_ragged :]  # counts are for the transpose alone
     # Eager programs are shared by communicators; the native module finds the right one.
-    p["comm"] = p["comm"].any
-    low = _Half(on_gpu, ctx, of, p, list(buffers))
+    op = replace(op, comm=op.comm.any)
+    low = _Half(on_gpu, ctx, op, how, list(how.buffers))
     types = [*low.receives, *low.keeps]
     wire = [low.wire(low.plan.call, x)[0] for x in types]
-    back = low.emit("mpi4jax_wait", [handle, *numbers], wire, derived)
+    back = low.emit("mpi4jax_wait", [handle, *numbers], wire, how.derived)
     arrays = [(low.from_wire(low.plan.call, x, to), to) for x, to in zip(back, types, strict=True)]
     received = arrays[0][0] if low.receives else None
     # Without a sender, the result already is the template.

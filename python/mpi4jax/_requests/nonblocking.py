@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
+from .._op.operation import OPERATIONS, Message
 from .._op.other_names import check_keywords
-from .._op.spec import SPECS
 from .request import CompositeRequest, R, Request
 from .start import start
 
@@ -43,7 +43,7 @@ def nonblocking(
         bound.apply_defaults()
         try:
             if prepare is None:
-                return start(SPECS[name].prepare(**bound.arguments))
+                return start(OPERATIONS[name].prepare(**bound.arguments))
             prepared, end = prepare(**bound.arguments)
             return CompositeRequest([start(prepared), ()], end)
         except (TypeError, ValueError, NotImplementedError) as error:
@@ -60,15 +60,17 @@ def nonblocking(
 
 def _documentation(op: Callable[..., Any]) -> str:
     name = op.__name__
-    spec = SPECS.get(name)
+    operation = OPERATIONS.get(name)
+    is_message = operation is not None and issubclass(operation, Message)
+    started = operation and operation.row.started
     # Operations without a nonblocking MPI function are made of messages.
-    function = (spec and spec.started) or "MPI_Isend"
+    function = started or "MPI_Isend"
     line, *_ = (op.__doc__ or "").partition("\n")
     summary = line.partition(" (MPI_")[0].rstrip(".")
     first = summary[:1].lower() + summary[1:]
-    section = "3.7" if spec is None or spec.started is None or spec.has_peer else "6.12"
+    section = "3.7" if started is None or is_message else "6.12"
     tag = ""
-    if spec is not None and spec.has_peer and spec.returns:
+    if operation is not None and is_message and operation.returns:
         tag = " What it receives has tag 0 by default, not any tag: that has no derivative here."
     return f"""Start to {first}, without waiting ({function}; MPI-4.1, section {section}).
 

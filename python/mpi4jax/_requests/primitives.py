@@ -3,9 +3,8 @@
 ``mpi4jax_start`` takes what the op takes, and gives a *handle*: three float32, by which the native
 module finds the operation (`src/transport/requests`). ``mpi4jax_wait`` takes the handle, and
 gives what the op gives; the counts of an op that takes some are also an operand of the wait, whose
-transpose needs them. Both have the op's parameters, and ``of``, its name; a wait has
-``buffers``, the types of the arrays that the start has, and ``derived``, whether it is in a
-derivative.
+transpose needs them. Both have the operation and a `How` as parameters, like the operation's own
+primitive.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
+from .._op.operation import How, Operation
 from .._op.primitive import OPERANDS, split
-from .._op.spec import SPECS, Params
 
 HANDLE = ShapedArray((3,), np.dtype(np.float32))
 
@@ -27,15 +26,12 @@ wait_p = Primitive("mpi4jax_wait")
 start_p.multiple_results = wait_p.multiple_results = True
 
 
-def split_start(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Split operands into (arrays, numbers, token)."""
-    return split(SPECS[p["of"]], p, args)
-
-
-def split_wait(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+def split_wait(
+    op: Operation, how: How, args: Sequence[Any]
+) -> tuple[list[Any], list[Any], list[Any]]:
     """Split operands into (handle, counts and numbers, token)."""
-    n = 1 + SPECS[p["of"]].is_ragged + (p.get("operand") is not None)
+    n = 1 + op.row.is_ragged + (how.operand is not None)
     return list(args[:1]), list(args[1:n]), list(args[n:])
 
 
-OPERANDS[start_p], OPERANDS[wait_p] = split_start, split_wait
+OPERANDS[start_p], OPERANDS[wait_p] = split, split_wait

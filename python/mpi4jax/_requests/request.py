@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 import jax
 from jax.core import ShapedArray
 
+from .._op.operation import Operation
 from .._op.packing import TreeType
-from .._op.spec import SPECS, Spec
 
 R = TypeVar("R")  # what an operation that was started gives
 
@@ -24,20 +24,18 @@ class RequestKind:
 
     Attributes:
         op: the operation.
-        params: its parameters.
         tree_type: of the argument; None: it takes no array.
         buffers: the types of what is sent, or of the templates of what is received, for each
             handle.
     """
 
-    op: str
-    params: tuple[tuple[str, Any], ...]
+    op: Operation
     tree_type: TreeType | None
     buffers: tuple[tuple[ShapedArray, ...], ...]
 
     @property
-    def spec(self) -> Spec:
-        return SPECS[self.op]
+    def name(self) -> str:
+        return self.op.name
 
 
 @jax.tree_util.register_pytree_node_class
@@ -64,10 +62,10 @@ class Request(Generic[R]):
 
     @property
     def _op(self) -> str:
-        return str(self._kind.op)
+        return str(self._kind.name)
 
     def _all_handles(self) -> tuple[Any, ...]:
-        return self._children[: len(self._children) - self._kind.spec.is_ragged]
+        return self._children[: len(self._children) - self._kind.op.row.is_ragged]
 
     def _counts(self) -> tuple[Any, ...]:
         """Return those of an op that takes counts, behind the handles."""
@@ -87,12 +85,12 @@ class CompositeKind:
     """An operation that consists of other operations.
 
     Attributes:
-        op: the operation.
+        name: the name of the operation.
         result: its result, from the results of those and from the arrays of its
             :class:`CompositeRequest`.
     """
 
-    op: str
+    name: str
     result: Callable[[list[Any], tuple[Any, ...]], Any]
 
 

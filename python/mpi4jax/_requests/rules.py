@@ -18,9 +18,10 @@ from jax.interpreters import ad, batching
 from mpi4py import MPI
 
 from .._call.eager import implementation
-from .._diff.derivative import adjoint_of, linear_only, of_derivative
+from .._diff.derivative import adjoint_of, linear_only
 from .._jax import compat
 from .._op.manual import handle_type
+from .._op.operation import How, Message, Operation, Receiving, Reducing
 from .._op.primitive import (
     TOKEN,
     abstract_eval,
@@ -33,18 +34,16 @@ from .._op.primitive import (
     result_avals,
     split,
 )
-from .._op.spec import SPECS, Params, Spec, first_axes, wildcard
 from .primitives import HANDLE, split_wait, start_p, wait_p
 
 # ---- Types
 
 
 @start_p.def_effectful_abstract_eval
-def _start_types(*args: Any, of: str, **p: Any) -> tuple[list[Any], set[Any]]:
-    spec = SPECS[of]
-    abstract_eval(spec, *args, **{**p, "env_out": False})  # raises an error if a type is wrong
-    arrays, _, token = split(spec, p, args)
-    handle = handle_type(spec, p, compat.array_type(HANDLE.shape, [*arrays, HANDLE]))
+def _start_types(*args: Any, op: Operation, how: How) -> tuple[list[Any], set[Any]]:
+    abstract_eval(*args, op=op, how=how)  # raises an error if a type is wrong
+    arrays, _, token = split(op, how, args)
+    handle = handle_type(op, compat.array_type(HANDLE.shape, [*arrays, HANDLE]))
     return [handle, *(TOKEN for _ in token)], {effect}
 
 
@@ -54,9 +53,9 @@ def _like(buffers: Sequence[ShapedArray], handle: Any) -> list[ShapedArray]:
 
 
 @wait_p.def_effectful_abstract_eval
-def _wait_types(*args: Any, of: str, buffers: Any, **p: Any) -> tuple[list[Any], set[Any]]:
-    (handle,), _, token = split_wait({"of": of, **p}, args)
-    results = result_avals(SPECS[of], p, _like(buffers, handle))
+def _wait_types(*args: Any, op: Operation, how: How) -> tuple[list[Any], set[Any]]:
+    (handle,), _, token = split_wait(op, how, args)
+    results = result_avals(op, how, _like(how.buffers, handle))
     return [*results, *(TOKEN for _ in token)], {effect}
 
 
@@ -64,17 +63,17 @@ def _wait_types(*args: Any, of: str, buffers: Any, **p: Any) -> tuple[list[Any],
 
 
 def _start_batch(
-    axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, of: str, **p: Any
+    axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, op: Operation, how: How
 ) -> tuple[list[Any], list[Any]]:
-    if is_unbatched(axis_data, dims, p):
-        out = start_p.bind(*args, of=of, **p)
+    if is_unbatched(axis_data, dims, how):
+        out = start_p.bind(*args, op=op, how=how)
         return out, [None] * len(out)
     size = axis_data.size
-    operands, _ = batched_operands(SPECS[of], size, args, dims, p)
+    operands, _ = batched_operands(op, how, size, args, dims)
     if size == 0:  # no handle is in a batch of none, on any rank: nothing is started
-        *_, token = split(SPECS[of], p, operands)
+        *_, token = split(op, how, operands)
         return _batched(size, [jnp.zeros((0, *HANDLE.shape), HANDLE.dtype)], 0, token, dims)
-    handle, *token = start_p.bind(*operands, of=of, **p)
+    handle, *token = start_p.bind(*operands, op=op, how=how)
     return _batched(size, [jnp.broadcast_to(handle, (size, *handle.shape))], 0, token, dims)
 
 
@@ -89,22 +88,23 @@ def _batched(
 
 
 def _wait_batch(
-    axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, of: str, buffers: Any, **p: Any
+    axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, op: Operation, how: How
 ) -> tuple[list[Any], list[Any]]:
-    pairs = split_wait({"of": of, **p}, list(zip(args, dims, strict=True)))
+    pairs = split_wait(op, how, list(zip(args, dims, strict=True)))
     ((handle, dim),), numbers, token = pairs
     numbers = [x if d is None else of_batch(x, d, False) for x, d in numbers]
     token = [first_of_batch(t, d) for t, d in token]
     size, axis = axis_data.size, None
     if dim is not None:  # else it was started outside of the vmap
-        before, after = (int(length is not None) for length in first_axes(SPECS[of], p))
+        before, after = (int(length is not None) for length in op.first_axes())
         handle, axis = first_of_batch(handle, dim), after
-        shapes = [(*x.shape[:before], size, *x.shape[before:]) for x in buffers]
-        buffers = tuple(map(compat.array_type, shapes, ([x] for x in buffers)))
+        shapes = [(*x.shape[:before], size, *x.shape[before:]) for x in how.buffers]
+        buffers = tuple(map(compat.array_type, shapes, ([x] for x in how.buffers)))
+        how = how._replace(buffers=buffers)
         if size == 0:
-            results = [jnp.zeros(x.shape, x.dtype) for x in result_avals(SPECS[of], p, buffers)]
+            results = [jnp.zeros(x.shape, x.dtype) for x in result_avals(op, how, buffers)]
             return _batched(size, results, axis, token, dims)
-    out = wait_p.bind(handle, *numbers, *token, of=of, buffers=buffers, **p)
+    out = wait_p.bind(handle, *numbers, *token, op=op, how=how)
     n = len(out) - len(token)
     return _batched(size, out[:n], axis, out[n:], dims)
 
@@ -112,68 +112,69 @@ def _wait_batch(
 # ---- Derivatives
 
 
-def _refuse_derivative(spec: Spec, p: Params) -> None:
-    name, reduction = f"i{spec.name}", p.get("reduction")
-    if reduction is not None and reduction.name not in ("SUM", "MEAN"):
+def _refuse_derivative(op: Operation, how: How) -> None:
+    name = f"i{op.name}"
+    if isinstance(op, Reducing) and not op.is_linear:
         raise NotImplementedError(
-            f"{name}: reduction {reduction.name} has no derivative here; expected SUM or MEAN, or "
-            f"use {spec.name}, or jax.lax.stop_gradient on the input"
+            f"{name}: reduction {op.reduction.name} has no derivative here; expected SUM or MEAN, "
+            f"or use {op.name}, or jax.lax.stop_gradient on the input"
         )
-    if wildcard(p) or p.get("operand") is not None:
+    if (isinstance(op, Message) and op.has_wildcard()) or how.operand is not None:
         raise NotImplementedError(
             f"{name}: has no derivative if its source, destination or tag is MPI.ANY_SOURCE, "
-            f"MPI.ANY_TAG or traced; expected static integers, or use {spec.name}"
+            f"MPI.ANY_TAG or traced; expected static integers, or use {op.name}"
         )
 
 
 @compat.allows_transfers
-def _start_jvp(primals: Any, tangents: Any, *, of: str, **p: Any) -> tuple[list[Any], list[Any]]:
-    spec = SPECS[of]
-    arrays, numbers, _ = split(spec, p, primals)
-    ts, _, token_ts = split(spec, p, tangents)
+def _start_jvp(
+    primals: Any, tangents: Any, *, op: Operation, how: How
+) -> tuple[list[Any], list[Any]]:
+    arrays, numbers, _ = split(op, how, primals)
+    ts, _, token_ts = split(op, how, tangents)
     token_ts = [ad.instantiate_zeros(t) for t in token_ts]
-    sums = p.get("reduction") is None or p["reduction"].name in ("SUM", "MEAN")
-    constant = not sums and all(type(t) is ad.Zero for t in ts)
+    is_linear = not isinstance(op, Reducing) or op.is_linear
+    constant = not is_linear and all(type(t) is ad.Zero for t in ts)
     if constant or not all(map(has_derivative, arrays)):
-        out = start_p.bind(*primals, of=of, **p)
+        out = start_p.bind(*primals, op=op, how=how)
         return out, [compat.zero_tangent(out[0]), *token_ts]
-    _refuse_derivative(spec, p)
-    out = start_p.bind(*primals, of=of, **p)
+    _refuse_derivative(op, how)
+    out = start_p.bind(*primals, op=op, how=how)
     ts = [ad.instantiate_zeros(t) for t in ts]
-    return out, start_p.bind(*ts, *numbers, *token_ts, of=of, **of_derivative(p))
+    return out, start_p.bind(*ts, *numbers, *token_ts, op=op.on_tangents(), how=how)
 
 
 @compat.allows_transfers
 def _wait_jvp(
-    primals: Any, tangents: Any, *, of: str, buffers: Any, **p: Any
+    primals: Any, tangents: Any, *, op: Operation, how: How
 ) -> tuple[list[Any], list[Any]]:
-    out = wait_p.bind(*primals, of=of, buffers=buffers, **p)
-    _, numbers, _ = split_wait({"of": of, **p}, primals)
-    (t,), _, token_ts = split_wait({"of": of, **p}, tangents)
+    out = wait_p.bind(*primals, op=op, how=how)
+    _, numbers, _ = split_wait(op, how, primals)
+    (t,), _, token_ts = split_wait(op, how, tangents)
     token_ts = [ad.instantiate_zeros(t) for t in token_ts]
     if type(t) is ad.Zero:
         results = out[: len(out) - len(token_ts)]
         return out, [*map(compat.zero_tangent, results), *token_ts]
-    q = {**of_derivative(p), "derived": True}
-    return out, wait_p.bind(t, *numbers, *token_ts, of=of, buffers=buffers, **q)
+    derived = how._replace(derived=True)
+    return out, wait_p.bind(t, *numbers, *token_ts, op=op.on_tangents(), how=derived)
 
 
-def _adjoint(spec: Spec, p: Params) -> tuple[Spec, Params]:
-    """Return the adjoint of an operation, with its parameters."""
-    # Without a sender, the result is the template.
-    return (spec, p) if p.get("source") == MPI.PROC_NULL else adjoint_of(spec, p)
+def _adjoint(op: Operation, how: How) -> tuple[Operation, How]:
+    """Return the adjoint of an operation, and how it is called."""
+    if isinstance(op, Receiving) and op.source == MPI.PROC_NULL:
+        return op, how  # without a sender, the result is the template
+    return adjoint_of(op, how)
 
 
 @compat.allows_transfers
-def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[Any]:
-    spec = SPECS[of]
-    arrays, numbers, token = split(spec, p, args)
+def _start_transpose(cts: Sequence[Any], *args: Any, op: Operation, how: How) -> list[Any]:
+    arrays, numbers, token = split(op, how, args)
     handle, *token_ct = map(ad.instantiate_zeros, cts)
-    other, q = _adjoint(spec, p)
     avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in arrays]
-    buffers = result_avals(spec, p, avals) if spec.returns else avals
-    q = {**q, "buffers": tuple(buffers), "derived": True}
-    out = wait_p.bind(handle, *numbers, *token_ct, of=other.name, **q)
+    buffers = result_avals(op, how, avals) if op.returns else avals
+    other, q = _adjoint(op, how)
+    q = q._replace(buffers=tuple(buffers), derived=True)
+    out = wait_p.bind(handle, *numbers, *token_ct, op=other, how=q)
     n = len(out) - len(token_ct)
     found = out[:n] or [jnp.zeros(x.shape, x.dtype) for x in avals]
     return [
@@ -184,16 +185,16 @@ def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[
 
 
 @compat.allows_transfers
-def _wait_transpose(cts: Sequence[Any], *args: Any, of: str, buffers: Any, **p: Any) -> list[Any]:
-    spec = SPECS[of]
-    handle, numbers, token = split_wait({"of": of, **p}, args)
+def _wait_transpose(cts: Sequence[Any], *args: Any, op: Operation, how: How) -> list[Any]:
+    handle, numbers, token = split_wait(op, how, args)
     cts = [ad.instantiate_zeros(c) for c in cts]
     n = len(cts) - len(token)
-    other, q = _adjoint(spec, p)
+    other, q = _adjoint(op, how)
     arrays = cts[:n]
     if not arrays:  # templates of the cotangents of what was sent
-        arrays = [compat.vary_as(jnp.zeros(x.shape, x.dtype), x) for x in buffers]
-    found, *token_ct = start_p.bind(*arrays, *numbers, *cts[n:], of=other.name, **q)
+        arrays = [compat.vary_as(jnp.zeros(x.shape, x.dtype), x) for x in how.buffers]
+    q = q._replace(buffers=(), derived=False)
+    found, *token_ct = start_p.bind(*arrays, *numbers, *cts[n:], op=other, how=q)
     return [
         *linear_only(handle, [found]),
         *(None for _ in numbers),

@@ -7,9 +7,9 @@ from typing import Any, cast, overload
 import jax
 import jax.numpy as jnp
 
+from .._op.operation import PLAIN, How, T
 from .._op.packing import arity_of
 from .._op.primitive import pvary_results
-from .._op.spec import T, first_axes
 from .order import behind, ready
 from .primitives import HANDLE, wait_p
 from .request import CompositeRequest, R, Request, RequestKind
@@ -73,17 +73,17 @@ def _result(request: Request[Any], dependences: list[Any]) -> Any:
         return request._result([_result(each, dependences) for each in request._requests])
     kind: RequestKind = request._kind
     handles = [sum(dependences, handle) for handle in request._all_handles()]
-    spec, p = kind.spec, {**dict(kind.params), "of": kind.op, "derived": False}
+    op = kind.op
     if kind.tree_type is None:
-        wait_p.bind(*handles, buffers=(), **p)
+        wait_p.bind(*handles, op=op, how=PLAIN)
         return None
     results = {}
     for dtype, buffers, handle in zip(kind.tree_type.groups, kind.buffers, handles, strict=True):
-        q = {**p, **arity_of([buffers]), "buffers": buffers}
-        out = wait_p.bind(handle, *request._counts(), **q)
-        results[dtype] = pvary_results(spec, p, out)
-    before, after = first_axes(spec, p)
-    return kind.tree_type.from_results(results, before, after) if spec.returns else None
+        how = How(arity=arity_of([buffers]), buffers=buffers)
+        out = wait_p.bind(handle, *request._counts(), op=op, how=how)
+        results[dtype] = pvary_results(op, out)
+    before, after = op.first_axes()
+    return kind.tree_type.from_results(results, before, after) if op.returns else None
 
 
 @overload

@@ -35,9 +35,9 @@ from .. import ops
 from .._jax import compat, named_axes
 from .._op.comm import as_comm, as_reduction
 from .._op.manual import of_all_ranks
+from .._op.operation import PLAIN, made
 from .._op.packing import bind_trees
 from .._op.primitive import bind, has_derivative
-from .._op.spec import SPECS
 from .mesh import Mesh
 from .pvary import pvary, shared
 
@@ -100,13 +100,13 @@ class Group:
             return [self.exchanged(jnp.broadcast_to(x, (self.size, *x.shape))) for x in xs]
         if not all(map(has_derivative, xs)):
             return [self.from_comm(y) for y in ops.allgather(xs, comm=self.comm)]
-        p = {
-            "comm": as_comm("all_gather", self.comm),
-            "reduction": as_reduction("reduce_scatter", MPI.SUM),
-            "adjoint": True,
-        }
-        spec = SPECS["reduce_scatter"]
-        return [self.from_comm(y) for y in bind_trees(spec, (xs,), {**spec.defaults, **p})]
+        op = made(
+            "reduce_scatter",
+            as_comm("all_gather", self.comm),
+            reduction=as_reduction("reduce_scatter", MPI.SUM),
+            adjoint=True,
+        )
+        return [self.from_comm(y) for y in bind_trees(op, (xs,))]
 
     def scattered_sums(self, blocks: list[Any]) -> list[Any]:
         """Return the sums of all ranks' blocks for this one."""
@@ -133,11 +133,10 @@ class Group:
     def _allreduce(self, xs: list[Any], op: MPI.Op) -> list[Any]:
         """Reduce with one collective for each dtype."""
         reduction = as_reduction("allreduce", op)
-        p = {"comm": as_comm("allreduce", self.comm), "reduction": reduction, "adjoint": False}
-        spec = SPECS["allreduce"]
+        allreduce = made("allreduce", as_comm("allreduce", self.comm), reduction=reduction)
         if len(xs) == 1:  # of hundreds of collectives, packing would be most of the tracing
-            return bind(spec, *xs, **p)
-        return list(bind_trees(spec, (xs,), p))
+            return bind(allreduce, PLAIN, *xs)
+        return list(bind_trees(allreduce, (xs,)))
 
 
 def _take(x: Any, order: Sequence[int]) -> Any:

@@ -11,12 +11,10 @@ from typing import Any
 
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from mpi4py import MPI
 
 from .._op import manual
-from .._op.comm import as_reduction
 from .._op.packing import bind_trees
-from .._op.spec import SPECS
+from .._op.primitive import sum_over_ranks
 
 pvary_p = Primitive("mpi4jax_pvary")
 pvary_p.multiple_results = True
@@ -48,9 +46,8 @@ def _transpose(
     if is_shared:
         varied = iter(_bind(comm, spmd, False, given))
         return [c if type(c) is ad.Zero else next(varied) / comm.size for c in cotangents]
-    p = {"comm": comm, "reduction": as_reduction("allreduce", MPI.SUM), "adjoint": False}
     allreduce = manual.of_all_ranks(bind_trees, spmd)
-    sums = iter(allreduce(SPECS["allreduce"], (given,), p) if given else ())
+    sums = iter(allreduce(sum_over_ranks("allreduce", comm), (given,)) if given else ())
     return [c if type(c) is ad.Zero else next(sums) for c in cotangents]
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from .._call.call import run
 from .._jax import compat
 from .._job.flush import last
+from .._op.operation import OPERATIONS
 from .._op.other_names import check_keywords
-from .._op.spec import SPECS
 
 
 def create_token(*args: Any) -> jax.Array:
@@ -80,7 +80,7 @@ def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
     """Return the form with a token of a function of :mod:`mpi4jax.notoken`."""
     name = op.__name__
     # Of an operation; of a function that is made of operations, None.
-    prepare = SPECS[name].prepare if name in SPECS else None
+    prepare = OPERATIONS[name].prepare if name in OPERATIONS else None
 
     @functools.wraps(op)
     def call(*args: Any, token: Any = None, **kwargs: Any) -> Any:

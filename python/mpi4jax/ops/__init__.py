@@ -7,7 +7,7 @@ This is the one list of them: a public name of this module is an operation, or i
 form.
 """
 
-from .._op.spec import SPECS as _SPECS
+from .._op.operation import OPERATIONS as _OPERATIONS
 from .._requests.nonblocking import nonblocking as _nonblocking
 from .allgather import allgather as allgather
 from .allgatherv import allgatherv as allgatherv
@@ -55,6 +55,6 @@ iscatterv = _nonblocking(scatterv)
 isend = _nonblocking(send)
 isendrecv = _nonblocking(sendrecv)
 
-for _name in sorted(_SPECS):
+for _name in sorted(_OPERATIONS):
     # In alphabetical order, too: `recv` takes from `send`.
-    _SPECS[_name] = _SPECS.pop(_name)
+    _OPERATIONS[_name] = _OPERATIONS.pop(_name)

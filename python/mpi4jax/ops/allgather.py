@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mpi4py import MPI
 
 from .._call.definition import define
 from .._op.comm import as_comm
+from .._op.operation import How, Operation, T, call
 from .._op.plan import Plan, Result
-from .._op.spec import Params, T, call
 
 
-def _adjoint(p: Params) -> Plan:
-    return Plan(None, Result.OPERAND, select=lambda c: c[p["comm"].rank])
+@dataclass(frozen=True)
+class Allgather(Operation, name="allgather"):
+    is_uniform = True
+
+    def plan(self, how: How) -> Plan:
+        if self.adjoint:
+            return Plan(None, Result.OPERAND, select=lambda c: c[self.comm.rank])
+        return Plan("allgather")
 
 
-@define(adjoint=_adjoint, is_uniform=True)
+@define(Allgather)
 def allgather(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the arrays of all ranks on all ranks (MPI_Allgather; MPI-4.1, section 6.7).
 
@@ -41,4 +49,4 @@ def allgather(x: T, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`gather`, :func:`alltoall`.
     """
-    return call("allgather", (x,), {"comm": as_comm("allgather", comm)})
+    return call(Allgather(as_comm("allgather", comm)), x)

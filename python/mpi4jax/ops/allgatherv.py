@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mpi4py import MPI
 
 from .._call.definition import define
 from .._op import rows as _rows
 from .._op.comm import as_comm
+from .._op.operation import How, T, WithParts, call
 from .._op.plan import Plan, Result
-from .._op.spec import Params, T, call
 
 
-def _adjoint(p: Params) -> Plan:
-    start, rows = p["receives"][p["comm"].rank]
-    return Plan(None, Result.OPERAND, select=lambda c: c[start : start + rows])
+@dataclass(frozen=True)
+class Allgatherv(WithParts, name="allgatherv"):
+    is_uniform = True
+
+    def plan(self, how: How) -> Plan:
+        if self.adjoint:
+            start, rows = self.recv_parts[self.comm.rank]
+            return Plan(None, Result.OPERAND, select=lambda c: c[start : start + rows])
+        return Plan("allgatherv")
 
 
-@define(adjoint=_adjoint, is_uniform=True)
+@define(Allgatherv)
 def allgatherv(x: T, counts: Sequence[int], *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the rows of all ranks on all ranks (MPI_Allgatherv; MPI-4.1, section 6.7).
 
@@ -53,10 +60,11 @@ def allgatherv(x: T, counts: Sequence[int], *, comm: MPI.Intracomm | None = None
     """
     c = as_comm("allgatherv", comm)
     row_counts = _rows.counts_of("allgatherv", "counts", counts, c)
-    p = {
-        "comm": c,
-        "rows": (row_counts[c.rank], sum(row_counts)),
-        "sends": ((0, row_counts[c.rank]),) * c.size,
-        "receives": _rows.side_by_side(row_counts),
-    }
-    return call("allgatherv", (x,), p)
+    own = row_counts[c.rank]
+    op = Allgatherv(
+        c,
+        rows=(own, sum(row_counts)),
+        send_parts=((0, own),) * c.size,
+        recv_parts=_rows.side_by_side(row_counts),
+    )
+    return call(op, x)

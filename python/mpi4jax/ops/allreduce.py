@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI
@@ -9,22 +10,29 @@ from mpi4py import MPI
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.comm import Reduction, as_comm, as_reduction
+from .._op.operation import How, Reducing, T, call
 from .._op.plan import Plan, Result
-from .._op.spec import T, call
 
 
-def _derivative(r: ReductionTangent) -> Any:
-    share = r.product_of_others() if r.name == "PROD" else r.share_of_extremum(r.y)
-    return r.reduce_tangent("allreduce", r.t * share)
+@dataclass(frozen=True)
+class Allreduce(Reducing, name="allreduce"):
+    is_uniform = True
+
+    def plan(self, how: How) -> Plan:
+        return Plan(None, Result.OPERAND) if self.adjoint else Plan("allreduce")
+
+    def tangent(self, r: ReductionTangent) -> Any:
+        share = r.product_of_others() if r.name == "PROD" else r.share_of_extremum(r.y)
+        return r.reduce_tangent(r.t * share)
+
+    def only_for_its_result(self) -> bool:
+        return True
+
+    def overwrites(self) -> bool:
+        return not self.adjoint
 
 
-@define(
-    adjoint=lambda p: Plan(None, Result.OPERAND),
-    derivative=_derivative,
-    is_uniform=True,
-    only_for_its_result=lambda p: True,
-    overwrites=lambda p: not p["adjoint"],
-)
+@define(Allreduce)
 def allreduce(x: T, op: MPI.Op | Reduction = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
     """Reduce over all ranks, result on all ranks (MPI_Allreduce; MPI-4.1, section 6.9.6).
 
@@ -62,5 +70,5 @@ def allreduce(x: T, op: MPI.Op | Reduction = MPI.SUM, *, comm: MPI.Intracomm | N
 
     See also: :func:`reduce`, :func:`scan`, :func:`pvary`.
     """
-    p = {"comm": as_comm("allreduce", comm), "reduction": as_reduction("allreduce", op)}
-    return call("allreduce", (x,), p)
+    c = as_comm("allreduce", comm)
+    return call(Allreduce(c, reduction=as_reduction("allreduce", op)), x)

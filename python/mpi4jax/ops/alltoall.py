@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mpi4py import MPI
 
 from .._call.definition import define
 from .._op.comm import as_comm
-from .._op.spec import T, call
+from .._op.operation import Operation, T, call
 
 
-@define()
+@dataclass(frozen=True)
+class Alltoall(Operation, name="alltoall"):
+    def transposed(self) -> Operation:
+        return self
+
+
+@define(Alltoall)
 def alltoall(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Send block ``j`` to rank ``j``, for all ranks at once (MPI_Alltoall; MPI-4.1, section 6.8).
 
@@ -37,4 +45,4 @@ def alltoall(x: T, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`allgather`, :func:`scatter`.
     """
-    return call("alltoall", (x,), {"comm": as_comm("alltoall", comm)})
+    return call(Alltoall(as_comm("alltoall", comm)), x)

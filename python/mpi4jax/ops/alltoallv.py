@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mpi4py import MPI
 
 from .._call.definition import define
 from .._op import rows
 from .._op.comm import as_comm
-from .._op.plan import Plan
-from .._op.spec import T, call
+from .._op.operation import T, WithParts, call
 
 
-@define(adjoint=lambda p: Plan("alltoallv"))
+@dataclass(frozen=True)
+class Alltoallv(WithParts, name="alltoallv"):
+    """The adjoint is an alltoallv with the parts exchanged."""
+
+
+@define(Alltoallv)
 def alltoallv(
     x: T,
     send_counts: Sequence[int],
@@ -63,10 +68,10 @@ def alltoallv(
             f"alltoallv: arguments 'send_counts' and 'recv_counts' have rank {c.rank} send "
             f"itself {sent[c.rank]} rows and receive {received[c.rank]}; expected the same number"
         )
-    p = {
-        "comm": c,
-        "rows": (sum(sent), sum(received)),
-        "sends": rows.side_by_side(sent),
-        "receives": rows.side_by_side(received),
-    }
-    return call("alltoallv", (x,), p)
+    op = Alltoallv(
+        c,
+        rows=(sum(sent), sum(received)),
+        send_parts=rows.side_by_side(sent),
+        recv_parts=rows.side_by_side(received),
+    )
+    return call(op, x)

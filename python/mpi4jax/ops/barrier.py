@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mpi4py import MPI
 
 from .._call.definition import define
 from .._op.comm import as_comm
-from .._op.spec import call
+from .._op.operation import Operation, call
 
 
-@define()
+@dataclass(frozen=True)
+class Barrier(Operation, name="barrier"):
+    def transposed(self) -> Operation:
+        return self
+
+
+@define(Barrier)
 def barrier(*, comm: MPI.Intracomm | None = None) -> None:
     """Wait for all ranks (MPI_Barrier; MPI-4.1, section 6.3).
 
@@ -29,4 +37,4 @@ def barrier(*, comm: MPI.Intracomm | None = None) -> None:
         >>> import mpi4jax.notoken as mpi4jax
         >>> mpi4jax.barrier()
     """
-    return call("barrier", (), {"comm": as_comm("barrier", comm)})
+    return call(Barrier(as_comm("barrier", comm)))

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mpi4py import MPI
 
 from .._call.definition import define
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
+from .._op.operation import How, Rooted, T, call
 from .._op.plan import Plan, Result
-from .._op.spec import Params, T, call, is_root
 
 
-def _plan(p: Params) -> Plan:
-    return Plan("bcast", Result.OPERAND) if is_root(p) else Plan("bcast", sends=False)
+@dataclass(frozen=True)
+class Bcast(Rooted, name="bcast"):
+    is_uniform = True
+
+    def plan(self, how: How) -> Plan:
+        if self.adjoint:
+            return Plan(None, Result.OPERAND if self.is_root else Result.ZEROS)
+        return Plan("bcast", Result.OPERAND) if self.is_root else Plan("bcast", sends=False)
 
 
-def _adjoint(p: Params) -> Plan:
-    return Plan(None, Result.OPERAND if is_root(p) else Result.ZEROS)
-
-
-@define(plan=_plan, adjoint=_adjoint, is_uniform=True)
+@define(Bcast)
 def bcast(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Copy the root's array to all ranks (MPI_Bcast; MPI-4.1, section 6.4).
 
@@ -47,4 +51,4 @@ def bcast(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     See also: :func:`scatter`, :func:`pvary`.
     """
     c = as_comm("bcast", comm)
-    return call("bcast", (x,), {"comm": c, "root": rank_of("bcast", "root", root, c)})
+    return call(Bcast(c, root=rank_of("bcast", "root", root, c)), x)

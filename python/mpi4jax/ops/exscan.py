@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI
@@ -9,19 +10,23 @@ from mpi4py import MPI
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.comm import as_comm, as_reduction
+from .._op.operation import How, Reducing, T, call
 from .._op.plan import Plan
-from .._op.spec import Params, T, call
 
 
-def _plan(p: Params) -> Plan:
-    return Plan("exscan", attrs={"reverse": bool(p["adjoint"])})
+@dataclass(frozen=True)
+class Exscan(Reducing, name="exscan"):
+    def plan(self, how: How) -> Plan:
+        return Plan("exscan", attrs={"reverse": self.adjoint})
+
+    def tangent(self, r: ReductionTangent) -> Any:
+        return r.over_first(self.comm.rank)
+
+    def only_for_its_result(self) -> bool:
+        return True
 
 
-def _derivative(r: ReductionTangent) -> Any:
-    return r.over_first(r.comm.rank)
-
-
-@define(plan=_plan, adjoint=_plan, derivative=_derivative, only_for_its_result=lambda p: True)
+@define(Exscan)
 def exscan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
     """Reduce over the ranks before this one (MPI_Exscan; MPI-4.1, section 6.11.2).
 
@@ -53,5 +58,5 @@ def exscan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> 
 
     See also: :func:`scan`.
     """
-    p = {"comm": as_comm("exscan", comm), "reduction": as_reduction("exscan", op)}
-    return call("exscan", (x,), p)
+    c = as_comm("exscan", comm)
+    return call(Exscan(c, reduction=as_reduction("exscan", op)), x)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mpi4py import MPI
 
 from .._call.definition import define
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
-from .._op.plan import from_root_added, to_root
-from .._op.spec import T, call
+from .._op.operation import How, Rooted, T, call
+from .._op.plan import Plan, from_root_added, to_root
 
 
-@define(plan=to_root("gather"), adjoint=from_root_added("scatter"))
+@dataclass(frozen=True)
+class Gather(Rooted, name="gather"):
+    def plan(self, how: How) -> Plan:
+        if self.adjoint:
+            return from_root_added("scatter", self.is_root)
+        return to_root("gather", self.is_root)
+
+
+@define(Gather)
 def gather(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the arrays of all ranks on the root (MPI_Gather; MPI-4.1, section 6.5).
 
@@ -39,4 +49,4 @@ def gather(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     See also: :func:`allgather`, :func:`scatter`.
     """
     c = as_comm("gather", comm)
-    return call("gather", (x,), {"comm": c, "root": rank_of("gather", "root", root, c)})
+    return call(Gather(c, root=rank_of("gather", "root", root, c)), x)

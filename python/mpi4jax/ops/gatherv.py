@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mpi4py import MPI
 
 from .._call.definition import define
 from .._op import rows
-from .._op.plan import from_root_added, to_root
-from .._op.spec import T, call
+from .._op.operation import How, Rooted, T, WithParts, call
+from .._op.plan import Plan, from_root_added, to_root
 
 
-@define(plan=to_root("gatherv"), adjoint=from_root_added("scatterv"))
+@dataclass(frozen=True)
+class Gatherv(WithParts, Rooted, name="gatherv"):
+    def plan(self, how: How) -> Plan:
+        if self.adjoint:
+            return from_root_added("scatterv", self.is_root)
+        return to_root("gatherv", self.is_root)
+
+
+@define(Gatherv)
 def gatherv(x: T, counts: Sequence[int], root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the rows of all ranks on the root (MPI_Gatherv; MPI-4.1, section 6.5).
 
@@ -44,4 +53,12 @@ def gatherv(x: T, counts: Sequence[int], root: int = 0, *, comm: MPI.Intracomm |
 
     See also: :func:`gather`, :func:`allgatherv`, :func:`scatterv`.
     """
-    return call("gatherv", (x,), rows.to_root("gatherv", counts, root, comm))
+    to = rows.to_root("gatherv", counts, root, comm)
+    op = Gatherv(
+        to.comm,
+        root=to.root,
+        rows=(to.own, to.all),
+        send_parts=to.own_parts,
+        recv_parts=to.all_parts,
+    )
+    return call(op, x)

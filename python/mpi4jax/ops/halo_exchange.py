@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,57 +13,69 @@ from .. import _native
 from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands, carrier
 from .._grid import border as _border, cart as _cart, faces
-from .._op.spec import T, call
+from .._op.operation import OfBlocks, T, call
+from .._requests.request import CompositeRequest, Request
 
 
-def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    adjoint = bool(low.p["adjoint"])
-    avals = [carrier(aval, adjoint) for _, aval in xs]
-    xs = [low.convert(x, to) for x, to in zip(xs, avals, strict=True)]
-    leaves = [
-        (i, x.shape, axes) for i, (x, axes) in enumerate(zip(avals, low.p["axes"], strict=True))
-    ]
-    goes, comes = faces.faces(leaves, low.p)
-    if adjoint:  # ghost cells go to the cells that they are copies of
-        goes, comes = comes, goes
-    if _native.takes_packed(low.on_gpu):
-        ys = _exchanged_packed(low, xs, goes, comes)
-    else:
-        # The fields that `HaloFields` in `src/ops/halo.rs` reads.
-        halo = {
-            "widths": low.p["widths"],
-            "itemsize": avals[0].dtype.itemsize,
-            "shapes": [x.shape for x in avals],
-            "adjoint": adjoint,
-            "sends": [(peer, *box) for peer, _, box in goes],
-            "receives": [(peer, *box) for peer, _, box in comes],
-        }
-        ys = low.call("halo_exchange", *xs, out=avals, in_place=True, halo=halo)
-    return [low.convert(y, to)[0] for y, to in zip(zip(ys, avals, strict=True), out, strict=True)]
+@dataclass(frozen=True)
+class HaloExchange(OfBlocks, name="halo_exchange"):
+    def lower(self, low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+        avals = [carrier(aval, self.adjoint) for _, aval in xs]
+        xs = [low.convert(x, to) for x, to in zip(xs, avals, strict=True)]
+        leaves = [
+            (i, x.shape, axes)
+            for i, (x, axes) in enumerate(zip(avals, self.leaf_axes, strict=True))
+        ]
+        goes, comes = faces.faces(leaves, self)
+        if self.adjoint:  # ghost cells go to the cells that they are copies of
+            goes, comes = comes, goes
+        if _native.takes_packed(low.on_gpu):
+            ys = self._exchanged_packed(low, xs, goes, comes)
+        else:
+            # The fields that `HaloFields` in `src/ops/halo.rs` reads.
+            halo = {
+                "widths": self.widths,
+                "itemsize": avals[0].dtype.itemsize,
+                "shapes": [x.shape for x in avals],
+                "adjoint": self.adjoint,
+                "sends": [(peer, *box) for peer, _, box in goes],
+                "receives": [(peer, *box) for peer, _, box in comes],
+            }
+            ys = low.call("halo_exchange", *xs, out=avals, in_place=True, halo=halo)
+        arrays = zip(zip(ys, avals, strict=True), out, strict=True)
+        return [low.convert(y, to)[0] for y, to in arrays]
+
+    def _exchanged_packed(
+        self, low: Lowering, xs: Operands, goes: Sequence[faces.Face], comes: Sequence[faces.Face]
+    ) -> list[Any]:
+        """Do the same where XLA packs and unpacks."""
+        avals = [aval for _, aval in xs]
+        sent, received = (faces.message(found, self.comm) for found in (goes, comes))
+        of_sent, of_received = (avals[0].update(shape=(it.size,)) for it in (sent, received))
+        cells = low.local(lambda *xs: faces.packed(sent.boxes, xs, xs[0]), of_sent, *xs)
+        parts = {"sends": sent.parts, "receives": received.parts}
+        attrs = {"parts": parts, "widths": self.widths}
+        message = (cells, of_sent)
+        (cells,) = low.call("alltoallv", message, out=[of_received], in_place=False, **attrs)
+
+        def unpacked(cells: Any, *xs: Any) -> Sequence[Any]:
+            if not self.adjoint:
+                return faces.filled(received.boxes, xs, cells)
+            cleared = faces.filled(sent.boxes, xs, jnp.zeros(of_sent.shape, of_sent.dtype))
+            return faces.added(tuple(comes), cleared, cells)
+
+        return low.locals(unpacked, avals, (cells, of_received), *xs)
+
+    def initiate(
+        self, begin: Callable[..., Request[Any]], args: Sequence[Any]
+    ) -> CompositeRequest[Any]:
+        return faces.start(self, begin, args)
+
+    def only_for_its_result(self) -> bool:
+        return True
 
 
-def _exchanged_packed(
-    low: Lowering, xs: Operands, goes: Sequence[faces.Face], comes: Sequence[faces.Face]
-) -> list[Any]:
-    """Do the same where XLA packs and unpacks."""
-    avals = [aval for _, aval in xs]
-    sent, received = (faces.message(found, low.p["comm"]) for found in (goes, comes))
-    of_sent, of_received = (avals[0].update(shape=(it.size,)) for it in (sent, received))
-    cells = low.local(lambda *xs: faces.packed(sent.boxes, xs, xs[0]), of_sent, *xs)
-    parts = {"sends": sent.parts, "receives": received.parts}
-    attrs = {"parts": parts, "widths": low.p["widths"]}
-    (cells,) = low.call("alltoallv", (cells, of_sent), out=[of_received], in_place=False, **attrs)
-
-    def unpacked(cells: Any, *xs: Any) -> Sequence[Any]:
-        if not low.p["adjoint"]:
-            return faces.filled(received.boxes, xs, cells)
-        cleared = faces.filled(sent.boxes, xs, jnp.zeros(of_sent.shape, of_sent.dtype))
-        return faces.added(tuple(comes), cleared, cells)
-
-    return low.locals(unpacked, avals, (cells, of_received), *xs)
-
-
-@define(lower=_lower, adjoint=_lower, start=faces.start, only_for_its_result=lambda p: True)
+@define(HaloExchange)
 def halo_exchange(
     x: T,
     cart: MPI.Cartcomm,
@@ -134,10 +147,10 @@ def halo_exchange(
     comm, chosen, widths = _cart.grid_of(name, cart, axes, width, x)
     exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
     x = _border.filled(name, comm, x, border, chosen, widths, bool(corners))
-    p = {
-        "comm": comm,
-        "axes": tuple(chosen[k] for k in exchanged),
-        "widths": tuple(widths[k] for k in exchanged),
-        "neighbours": _cart.neighbours(comm, exchanged, bool(corners)),
-    }
-    return call(name, (x,), p)
+    op = HaloExchange(
+        comm,
+        axes=tuple(axis for axis in chosen if axis is not None),
+        widths=tuple(widths[k] for k in exchanged),
+        neighbors=_cart.neighbours(comm, exchanged, bool(corners)),
+    )
+    return call(op, x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI
@@ -11,8 +12,7 @@ from .._call.definition import define
 from .._op import rows
 from .._op.arguments import rank_of
 from .._op.comm import Comm, as_comm
-from .._op.plan import Plan
-from .._op.spec import T, call
+from .._op.operation import T, WithParts, call
 
 
 def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
@@ -42,7 +42,12 @@ def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
     return ranks_of_pairs
 
 
-@define(adjoint=lambda p: Plan("permute"))
+@dataclass(frozen=True)
+class Permute(WithParts, name="permute"):
+    """The adjoint is a permute with source and destination exchanged."""
+
+
+@define(Permute)
 def permute(x: T, pairs: Sequence[tuple[int, int]], *, comm: MPI.Intracomm | None = None) -> T:
     """Send arrays from rank to rank, by a list of pairs (MPI_Sendrecv; MPI-4.1, section 3.10).
 
@@ -78,13 +83,15 @@ def permute(x: T, pairs: Sequence[tuple[int, int]], *, comm: MPI.Intracomm | Non
     """
     c = as_comm("permute", comm)
     ranks_of_pairs = _pairs_of(pairs, c)
-    p = {
-        "comm": c,
-        "rows": (None, None),
-        "sends": _to_and_from(c, [dest for source, dest in ranks_of_pairs if source == c.rank]),
-        "receives": _to_and_from(c, [source for source, dest in ranks_of_pairs if dest == c.rank]),
-    }
-    return call("permute", (x,), p)
+    dests = [dest for source, dest in ranks_of_pairs if source == c.rank]
+    sources = [source for source, dest in ranks_of_pairs if dest == c.rank]
+    op = Permute(
+        c,
+        rows=(None, None),
+        send_parts=_to_and_from(c, dests),
+        recv_parts=_to_and_from(c, sources),
+    )
+    return call(op, x)
 
 
 def _to_and_from(comm: Comm, ranks: list[int]) -> tuple[rows.Part, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Number
 from typing import Any
 
@@ -14,9 +15,11 @@ from mpi4py import MPI
 from .._call.call import run
 from .._call.definition import define
 from .._op.comm import Comm, as_comm, static_int
+from .._op.operation import PLAIN, Call, How, Ragged, T, call
 from .._op.plan import Plan
-from .._op.spec import Call, Params, T, call
 from .._requests.request import CompositeKind, CompositeRequest, Request
+
+_WITH_COUNTS = PLAIN._replace(env_out=True)
 
 
 def _with_counts(results: list[Any], received: Any) -> Any:
@@ -27,19 +30,24 @@ def _without_rows(results: list[Any], x: Any) -> Any:
     return x, results[0]
 
 
-def _start(
-    start: Callable[..., Request[Any]], args: Sequence[Any], p: Params
-) -> CompositeRequest[Any]:
-    """Exchange the counts, which waits for all ranks, and start what sends the rows."""
-    x, counts = args
-    if not jax.tree.leaves(x):
-        request = start("alltoall", (counts,), {"comm": p["comm"]})
-        return CompositeRequest([request, x], CompositeKind("ragged_alltoall", _without_rows))
-    nothing = jnp.zeros((p["rows"][0], 0), np.int8)
-    _, received = run(Call("ragged_alltoall", (nothing,), dict(p), (counts,)))
-    both = jnp.concatenate([counts, received])
-    request = start("ragged_alltoall", (x, both), {**p, "env_out": False})
-    return CompositeRequest([request, received], CompositeKind("ragged_alltoall", _with_counts))
+@dataclass(frozen=True)
+class RaggedAlltoall(Ragged, name="ragged_alltoall"):
+    def plan(self, how: How) -> Plan:
+        return Plan("ragged_alltoall", attrs={"reverse": True} if self.adjoint else {})
+
+    def initiate(
+        self, begin: Callable[..., Request[Any]], args: Sequence[Any]
+    ) -> CompositeRequest[Any]:
+        """Exchange the counts, which waits for all ranks, and start what sends the rows."""
+        x, counts = args
+        if not jax.tree.leaves(x):
+            request = begin(self.of_counts(), (counts,))
+            return CompositeRequest([request, x], CompositeKind(self.name, _without_rows))
+        nothing = jnp.zeros((self.rows[0] or 0, 0), np.int8)
+        _, received = run(Call(self, (nothing,), (counts,), _WITH_COUNTS))
+        both = jnp.concatenate([counts, received])
+        request = begin(self, (x, both))
+        return CompositeRequest([request, received], CompositeKind(self.name, _with_counts))
 
 
 def _counts_of(counts: Any, comm: Comm) -> Any:
@@ -80,7 +88,7 @@ def _rows_of(x: Any) -> int:
     return int(shape[0])
 
 
-@define(adjoint=lambda p: Plan("ragged_alltoall", attrs={"reverse": True}), start=_start)
+@define(RaggedAlltoall)
 def ragged_alltoall(
     x: T, send_counts: Any, capacity: int, *, comm: MPI.Intracomm | None = None
 ) -> tuple[T, jax.Array]:
@@ -135,5 +143,5 @@ def ragged_alltoall(
     room = static_int("ragged_alltoall", "capacity", capacity, expected)
     if room < 0:
         raise ValueError(f"ragged_alltoall: argument 'capacity' must be {expected}, got {room}")
-    p = {"comm": c, "rows": (_rows_of(x), room)}
-    return call("ragged_alltoall", (x,), p, (counts,))
+    op = RaggedAlltoall(c, rows=(_rows_of(x), room))
+    return call(op, x, counts=(counts,), how=_WITH_COUNTS)  # type: ignore[no-any-return]

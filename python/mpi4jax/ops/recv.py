@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mpi4py import MPI
 
 from .._call.definition import define
 from .._op.arguments import ANY_SOURCE, ANY_TAG, peer_of, tag_of
 from .._op.comm import as_comm, as_status
+from .._op.operation import How, Operation, Receiving, T, call, made
 from .._op.packing import check_template
 from .._op.plan import Plan, Result
-from .._op.spec import Params, T, call
 
 
-def _plan(p: Params) -> Plan:
-    if p["source"] == MPI.PROC_NULL and p["status"] is None and not p["env_out"]:
-        return Plan(None, Result.OPERAND)
-    return Plan("recv", Result.TEMPLATE, sends=False)
+@dataclass(frozen=True)
+class Recv(Receiving, name="recv"):
+    def plan(self, how: How) -> Plan:
+        is_unread = self.status is None and not how.env_out
+        if self.source == MPI.PROC_NULL and is_unread:
+            return Plan(None, Result.OPERAND)
+        return Plan("recv", Result.TEMPLATE, sends=False)
+
+    def transposed(self) -> Operation:
+        return made("send", self.comm, **self.sent_back())
 
 
-@define(plan=_plan)
+@define(Recv)
 def recv(
     x: T,
     source: int = ANY_SOURCE,
@@ -63,10 +71,10 @@ def recv(
     """
     check_template("recv", "x", x)
     c = as_comm("recv", comm)
-    p = {
-        "comm": c,
-        "source": peer_of("recv", "source", source, c),
-        "recvtag": tag_of("recv", "tag", tag, wildcard=True),
-        "status": as_status("recv", status),
-    }
-    return call("recv", (x,), p)
+    op = Recv(
+        c,
+        source=peer_of("recv", "source", source, c),
+        recvtag=tag_of("recv", "tag", tag, wildcard=True),
+        status=as_status("recv", status),
+    )
+    return call(op, x)

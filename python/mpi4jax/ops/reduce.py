@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI
@@ -10,23 +11,29 @@ from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.arguments import rank_of
 from .._op.comm import Reduction, as_comm, as_reduction
+from .._op.operation import How, Reducing, Rooted, T, call
 from .._op.plan import Plan, Result, from_root_added, to_root
-from .._op.spec import Params, T, call, is_root
 
 
-def _adjoint(p: Params) -> Plan:
-    return Plan("bcast", Result.OPERAND) if is_root(p) else from_root_added("bcast")(p)
+@dataclass(frozen=True)
+class Reduce(Reducing, Rooted, name="reduce"):
+    def plan(self, how: How) -> Plan:
+        if not self.adjoint:
+            return to_root("reduce", self.is_root)
+        if self.is_root:
+            return Plan("bcast", Result.OPERAND)
+        return from_root_added("bcast", self.is_root)
+
+    def tangent(self, r: ReductionTangent) -> Any:
+        share = r.product_of_others() if r.name == "PROD" else r.share_of_extremum(r.extremum())
+        ty = r.reduce_tangent(r.t * share)
+        return ty if self.is_root else r.t  # elsewhere the result is the input
+
+    def only_for_its_result(self) -> bool:
+        return self.is_root
 
 
-def _derivative(r: ReductionTangent) -> Any:
-    share = r.product_of_others() if r.name == "PROD" else r.share_of_extremum(r.extremum())
-    ty = r.reduce_tangent("reduce", r.t * share)
-    return ty if is_root(r.p) else r.t  # elsewhere the result is the input
-
-
-@define(
-    plan=to_root("reduce"), adjoint=_adjoint, derivative=_derivative, only_for_its_result=is_root
-)
+@define(Reduce)
 def reduce(
     x: T, op: MPI.Op | Reduction = MPI.SUM, root: int = 0, *, comm: MPI.Intracomm | None = None
 ) -> T:
@@ -61,9 +68,5 @@ def reduce(
     See also: :func:`allreduce`, :func:`scan`.
     """
     c = as_comm("reduce", comm)
-    p = {
-        "comm": c,
-        "reduction": as_reduction("reduce", op),
-        "root": rank_of("reduce", "root", root, c),
-    }
-    return call("reduce", (x,), p)
+    reduction = as_reduction("reduce", op)
+    return call(Reduce(c, reduction=reduction, root=rank_of("reduce", "root", root, c)), x)

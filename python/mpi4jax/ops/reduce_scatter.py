@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from mpi4py import MPI
 
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.comm import Reduction, as_comm, as_reduction
+from .._op.operation import How, Reducing, T, call
 from .._op.plan import Plan
-from .._op.spec import T, call
 
 
-@define(
-    adjoint=lambda p: Plan("allgather"),
-    derivative=ReductionTangent.of_own_block,
-    only_for_its_result=lambda p: True,
-)
+@dataclass(frozen=True)
+class ReduceScatter(Reducing, name="reduce_scatter"):
+    def plan(self, how: How) -> Plan:
+        return Plan("allgather" if self.adjoint else "reduce_scatter")
+
+    def tangent(self, r: ReductionTangent) -> Any:
+        return r.of_own_block()
+
+    def only_for_its_result(self) -> bool:
+        return True
+
+
+@define(ReduceScatter)
 def reduce_scatter(
     x: T, op: MPI.Op | Reduction = MPI.SUM, *, comm: MPI.Intracomm | None = None
 ) -> T:
@@ -54,5 +65,5 @@ def reduce_scatter(
 
     See also: :func:`allreduce`, :func:`allgather`.
     """
-    p = {"comm": as_comm("reduce_scatter", comm), "reduction": as_reduction("reduce_scatter", op)}
-    return call("reduce_scatter", (x,), p)
+    c = as_comm("reduce_scatter", comm)
+    return call(ReduceScatter(c, reduction=as_reduction("reduce_scatter", op)), x)

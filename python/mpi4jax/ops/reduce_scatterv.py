@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from mpi4py import MPI
 
@@ -10,15 +12,23 @@ from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op import rows as _rows
 from .._op.comm import Reduction, as_comm, as_reduction
+from .._op.operation import How, Reducing, T, WithParts, call
 from .._op.plan import Plan
-from .._op.spec import T, call
 
 
-@define(
-    adjoint=lambda p: Plan("allgatherv"),
-    derivative=ReductionTangent.of_own_block,
-    only_for_its_result=lambda p: True,
-)
+@dataclass(frozen=True)
+class ReduceScatterv(WithParts, Reducing, name="reduce_scatterv"):
+    def plan(self, how: How) -> Plan:
+        return Plan("allgatherv" if self.adjoint else "reduce_scatterv")
+
+    def tangent(self, r: ReductionTangent) -> Any:
+        return r.of_own_block()
+
+    def only_for_its_result(self) -> bool:
+        return True
+
+
+@define(ReduceScatterv)
 def reduce_scatterv(
     x: T,
     counts: Sequence[int],
@@ -67,11 +77,12 @@ def reduce_scatterv(
     """
     c = as_comm("reduce_scatterv", comm)
     row_counts = _rows.counts_of("reduce_scatterv", "counts", counts, c)
-    p = {
-        "comm": c,
-        "reduction": as_reduction("reduce_scatterv", op),
-        "rows": (sum(row_counts), row_counts[c.rank]),
-        "sends": _rows.side_by_side(row_counts),
-        "receives": ((0, row_counts[c.rank]),) * c.size,
-    }
-    return call("reduce_scatterv", (x,), p)
+    own = row_counts[c.rank]
+    operation = ReduceScatterv(
+        c,
+        reduction=as_reduction("reduce_scatterv", op),
+        rows=(sum(row_counts), own),
+        send_parts=_rows.side_by_side(row_counts),
+        recv_parts=((0, own),) * c.size,
+    )
+    return call(operation, x)

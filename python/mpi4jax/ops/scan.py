@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI
@@ -9,25 +10,26 @@ from mpi4py import MPI
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.comm import as_comm, as_reduction
+from .._op.operation import How, Reducing, T, call
 from .._op.plan import Plan
-from .._op.spec import Params, T, call
 
 
-def _plan(p: Params) -> Plan:
-    return Plan("scan", attrs={"reverse": bool(p["adjoint"])})
+@dataclass(frozen=True)
+class Scan(Reducing, name="scan"):
+    def plan(self, how: How) -> Plan:
+        return Plan("scan", attrs={"reverse": self.adjoint})
+
+    def tangent(self, r: ReductionTangent) -> Any:
+        return r.over_first(self.comm.rank + 1)
+
+    def only_for_its_result(self) -> bool:
+        return True
+
+    def overwrites(self) -> bool:
+        return True
 
 
-def _derivative(r: ReductionTangent) -> Any:
-    return r.over_first(r.comm.rank + 1)
-
-
-@define(
-    plan=_plan,
-    adjoint=_plan,
-    derivative=_derivative,
-    only_for_its_result=lambda p: True,
-    overwrites=lambda p: True,
-)
+@define(Scan)
 def scan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
     """Reduce over the ranks up to this one (MPI_Scan; MPI-4.1, section 6.11.1).
 
@@ -58,5 +60,5 @@ def scan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`allreduce`.
     """
-    p = {"comm": as_comm("scan", comm), "reduction": as_reduction("scan", op)}
-    return call("scan", (x,), p)
+    c = as_comm("scan", comm)
+    return call(Scan(c, reduction=as_reduction("scan", op)), x)

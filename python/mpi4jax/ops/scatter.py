@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mpi4py import MPI
 
 from .._call.definition import define
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
-from .._op.plan import from_root, to_root_or_zeros
-from .._op.spec import T, call
+from .._op.operation import How, Rooted, T, call
+from .._op.plan import Plan, from_root, to_root_or_zeros
 
 
-@define(plan=from_root("scatter"), adjoint=to_root_or_zeros("gather"))
+@dataclass(frozen=True)
+class Scatter(Rooted, name="scatter"):
+    def plan(self, how: How) -> Plan:
+        if self.adjoint:
+            return to_root_or_zeros("gather", self.is_root)
+        return from_root("scatter", self.is_root)
+
+
+@define(Scatter)
 def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Send block ``j`` of the root's array to rank ``j`` (MPI_Scatter; MPI-4.1, section 6.6).
 
@@ -44,4 +54,4 @@ def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     See also: :func:`gather`, :func:`alltoall`.
     """
     c = as_comm("scatter", comm)
-    return call("scatter", (x,), {"comm": c, "root": rank_of("scatter", "root", root, c)})
+    return call(Scatter(c, root=rank_of("scatter", "root", root, c)), x)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mpi4py import MPI
 
 from .._call.definition import define
 from .._op import rows
-from .._op.plan import from_root, to_root_or_zeros
-from .._op.spec import T, call
+from .._op.operation import How, Rooted, T, WithParts, call
+from .._op.plan import Plan, from_root, to_root_or_zeros
 
 
-@define(plan=from_root("scatterv"), adjoint=to_root_or_zeros("gatherv"))
+@dataclass(frozen=True)
+class Scatterv(WithParts, Rooted, name="scatterv"):
+    def plan(self, how: How) -> Plan:
+        if self.adjoint:
+            return to_root_or_zeros("gatherv", self.is_root)
+        return from_root("scatterv", self.is_root)
+
+
+@define(Scatterv)
 def scatterv(x: T, counts: Sequence[int], root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Send rows of the root's array to each rank (MPI_Scatterv; MPI-4.1, section 6.6).
 
@@ -48,6 +57,12 @@ def scatterv(x: T, counts: Sequence[int], root: int = 0, *, comm: MPI.Intracomm 
 
     See also: :func:`scatter`, :func:`gatherv`.
     """
-    p = rows.to_root("scatterv", counts, root, comm)
-    p |= {"rows": p["rows"][::-1], "sends": p["receives"], "receives": p["sends"]}
-    return call("scatterv", (x,), p)
+    to = rows.to_root("scatterv", counts, root, comm)  # the other way round
+    op = Scatterv(
+        to.comm,
+        root=to.root,
+        rows=(to.all, to.own),
+        send_parts=to.all_parts,
+        recv_parts=to.own_parts,
+    )
+    return call(op, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI
@@ -9,10 +10,16 @@ from mpi4py import MPI
 from .._call.definition import define
 from .._op.arguments import peer_of, tag_of
 from .._op.comm import as_comm
-from .._op.spec import call
+from .._op.operation import Operation, Sending, call, made
 
 
-@define()
+@dataclass(frozen=True)
+class Send(Sending, name="send"):
+    def transposed(self) -> Operation:
+        return made("recv", self.comm, **self.received_back())
+
+
+@define(Send)
 def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) -> None:
     """Send an array to another rank (MPI_Send; MPI-4.1, section 3.2).
 
@@ -40,5 +47,5 @@ def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) 
     See also: :func:`recv`, :func:`sendrecv`.
     """
     c = as_comm("send", comm)
-    p = {"comm": c, "dest": peer_of("send", "dest", dest, c), "sendtag": tag_of("send", "tag", tag)}
-    return call("send", (x,), p)
+    op = Send(c, dest=peer_of("send", "dest", dest, c), sendtag=tag_of("send", "tag", tag))
+    return call(op, x)  # type: ignore[no-any-return]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mpi4py import MPI
@@ -10,9 +11,9 @@ from mpi4py import MPI
 from .._call.definition import define
 from .._op.arguments import ANY_TAG, peer_of, tag_of
 from .._op.comm import as_comm, as_status
+from .._op.operation import How, Operation, SendingAndReceiving, T, call
 from .._op.packing import check_template, pack_arguments
 from .._op.plan import Plan, Result
-from .._op.spec import SPECS, Params, T, call
 from .._requests.request import CompositeKind, CompositeRequest, Request
 
 
@@ -20,21 +21,25 @@ def _received(results: list[Any], _: tuple[Any, ...]) -> Any:
     return results[0]
 
 
-def _start(
-    start: Callable[..., Request[Any]], args: Sequence[Any], p: Params
-) -> CompositeRequest[Any]:
-    def one(op: str, x: Any) -> Request[Any]:
-        return start(op, (x,), {k: v for k, v in p.items() if k in SPECS[op].params})
+@dataclass(frozen=True)
+class Sendrecv(SendingAndReceiving, name="sendrecv"):
+    def plan(self, how: How) -> Plan:
+        return Plan("sendrecv", Result.TEMPLATE)
 
-    # An error about the send buffer comes before a receive is under way.
-    pack_arguments(SPECS["sendrecv"], args, p)
-    sendbuf, recvbuf = args
-    return CompositeRequest(
-        [one("recv", recvbuf), one("send", sendbuf), ()], CompositeKind("sendrecv", _received)
-    )
+    def transposed(self) -> Operation:
+        return replace(self, **self.sent_back(), **self.received_back(), status=None)
+
+    def initiate(
+        self, begin: Callable[..., Request[Any]], args: Sequence[Any]
+    ) -> CompositeRequest[Any]:
+        # An error about the send buffer comes before a receive is under way.
+        pack_arguments(self, args)
+        sendbuf, recvbuf = args
+        requests = [begin(self.recv(), (recvbuf,)), begin(self.send(), (sendbuf,)), ()]
+        return CompositeRequest(requests, CompositeKind(self.name, _received))
 
 
-@define(plan=lambda p: Plan("sendrecv", Result.TEMPLATE), start=_start)
+@define(Sendrecv)
 def sendrecv(
     sendbuf: Any,
     recvbuf: T,
@@ -82,12 +87,12 @@ def sendrecv(
     """
     check_template("sendrecv", "recvbuf", recvbuf)
     c = as_comm("sendrecv", comm)
-    p = {
-        "comm": c,
-        "source": peer_of("sendrecv", "source", source, c),
-        "dest": peer_of("sendrecv", "dest", dest, c),
-        "sendtag": tag_of("sendrecv", "sendtag", sendtag),
-        "recvtag": tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
-        "status": as_status("sendrecv", status),
-    }
-    return call("sendrecv", (sendbuf, recvbuf), p)
+    op = Sendrecv(
+        c,
+        source=peer_of("sendrecv", "source", source, c),
+        dest=peer_of("sendrecv", "dest", dest, c),
+        sendtag=tag_of("sendrecv", "sendtag", sendtag),
+        recvtag=tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
+        status=as_status("sendrecv", status),
+    )
+    return call(op, sendbuf, recvbuf)
