@@ -214,11 +214,11 @@ def compilations():
 
 
 def marks(jaxpr, name):
-    """Of each op in program order, whether a pass has set this parameter of it."""
+    """Of each op in program order, whether a pass has set this field of its parameter ``how``."""
     out = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name.startswith("mpi4jax_"):
-            out.append(eqn.params.get(name, False))
+            out.append("how" in eqn.params and getattr(eqn.params["how"], name))
         for value in eqn.params.values():
             several = value if isinstance(value, tuple) else (value,)
             inner = [v for v in several if isinstance(v, (ClosedJaxpr, Jaxpr))]

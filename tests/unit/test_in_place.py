@@ -117,7 +117,7 @@ def test_an_operand_that_lives_on_is_not_changed():
     """XLA copies what must not be overwritten, whatever it is told."""
     closed = jax.make_jaxpr(lambda x: (lambda y: total(y) + y)(2 * x))(x)
     wrong = [
-        e.replace(params={**e.params, "in_place": True})
+        e.replace(params={**e.params, "how": e.params["how"]._replace(in_place=True)})
         if e.primitive.name == "mpi4jax_allreduce"
         else e
         for e in closed.jaxpr.eqns
