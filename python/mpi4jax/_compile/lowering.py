@@ -21,7 +21,6 @@ from .. import _native
 from .._check.whole_arrays import Block
 from .._jax import compat
 from .._jax.workarounds import is_needed
-from .._op import rows
 from .._op.comm import MEAN, Comm, Status
 from .._op.leaves import joined, message_type, parted
 from .._op.operation import (
@@ -30,7 +29,6 @@ from .._op.operation import (
     PEERS,
     How,
     Message,
-    OfBlocks,
     Operation,
     Ragged,
     Receiving,
@@ -38,11 +36,11 @@ from .._op.operation import (
     Rooted,
     WithParts,
 )
-from .._op.packing import words_of
 from .._op.plan import Plan, Result
 from .._op.primitive import DTYPES, HIDDEN, effect, envelope, result_avals, split
 from .._op.table import ROWS
 from . import reductions
+from .description import check_exportable, forms_of, line_of, parts_of
 
 # Names of the values in an operand, as in `Operand` of `src/call/envelope.rs`.
 _OPERANDS: dict[str | None, str] = {"traced": "peers", "recorded": "peers", "call": "call"}
@@ -215,7 +213,7 @@ class Lowering:
         if kind := self.op.unmade(ROWS[op]):
             lowered.makes.append((cast(Comm, self.op.comm), kind))
         if self.ctx.module_context.lowering_parameters.for_export:
-            _check_exportable(self.op)
+            check_exportable(self.op)
         if status is not None and status.mpi is not None:
             self.ctx.module_context.add_keepalive(status)
         if op in ("scan", "exscan") and self.may_gather(operands[0][1]):
@@ -346,7 +344,7 @@ class Lowering:
         """
         if ROWS[op].has_parts:
             assert isinstance(self.op, WithParts)
-            return {"parts": _parts(self.op, avals[0])}
+            return {"parts": parts_of(self.op, avals[0])}
         if isinstance(self.op, Ragged):
             rows, capacity = self.op.rows
             row = math.prod(avals[0].shape[1:])
@@ -374,7 +372,7 @@ class Lowering:
             "status": (status is not None and status.address) or None,
             "forms": self.forms,
             # An eager op is compiled once for all callers, so the line is an operand.
-            "line": None if how.eager else _line(self.ctx),
+            "line": None if how.eager else line_of(self.ctx),
             **more,
         }
         return json.dumps({name: x for name, x in fields.items() if x is not None}, default=int)
@@ -439,63 +437,6 @@ def mean_of_sum(y: Any, size: int) -> Any:
     # A small float may not hold the number of ranks.
     dividend = y.astype(np.float32) if y.dtype.itemsize < 4 else y
     return (dividend / size).astype(y.dtype)
-
-
-def _parts(op: WithParts, aval: Any) -> dict[str, list[rows.Part]]:
-    """Return the elements that are sent to each rank, and received from it."""
-    sends, receives = op.send_parts, op.recv_parts
-    if op.adjoint:
-        sends, receives = receives, sends
-    row = math.prod(aval.shape[int(op.rows[0] is not None) :])
-
-    def elements(parts: Sequence[rows.Part]) -> list[rows.Part]:
-        return [(row * start, row * count) for start, count in parts]
-
-    return {"sends": elements(sends), "receives": elements(receives)}
-
-
-def _line(ctx: mlir.LoweringRuleContext) -> str | None:
-    """Return the name of the user's line, which the native module resolves in this process.
-
-    Not the line itself: a program whose lines have moved is the same, for JAX's compilation cache.
-    """
-    function, line = compat.user_place(ctx)
-    return _native.name_line(function, line) if line else None
-
-
-def _check_exportable(op: Operation) -> None:
-    """Raise an error for exporting names that other processes do not know."""
-    key = op.comm.key or ""
-    if "#" in key:
-        raise ValueError(
-            f"{op.name}: communicator {key} has no name, and an exported program finds its "
-            "communicators by name; call comm.Set_name(...) before its first use"
-        )
-    if isinstance(op, Reducing) and op.reduction.user:
-        raise ValueError(
-            f"{op.name}: a reduction made with MPI.Op.Create cannot be exported; expected a "
-            "predefined one such as MPI.SUM"
-        )
-    if isinstance(op, Receiving) and op.status is not None:
-        raise ValueError(
-            f"{op.name}: argument 'status' cannot be exported, because it is memory of this "
-            "process; expected None"
-        )
-
-
-def forms_of(op: Operation, how: How, avals: Avals) -> dict[str, str] | None:
-    """Return what ranks compare about operands besides their bytes: `Forms` in `src/ops/forms.rs`.
-
-    That of a collective is the shape of an array, too. The two ends of a message may have other
-    shapes, and blocks of a grid do.
-    """
-    sent, received = how.tree
-    if not sent and avals and not isinstance(op, Message | OfBlocks):
-        sent = words_of([""], [avals[0].shape[int(op.first_axes()[0] is not None) :]])
-    words = {"sent": sent, "received": received}
-    if isinstance(how.spmd, str):
-        words["boundary"] = how.spmd
-    return words if any(words.values()) else None
 
 
 def register(primitive: Primitive, rule: Callable[..., Any]) -> None:

@@ -8,7 +8,7 @@ functions, loops, branches and rematerialized functions that it calls. Then ever
 perturbed operand on every rank, no op of a loop is loop-invariant, and no op is without outputs.
 
 Under `vmap` all messages of all ranks carry the batch. But ops that were given their token here
-have the parameter `threaded`: they are batched only if an operand is, and the token is one.
+have `How.threaded` set: they are batched only if an operand is, and the token is one.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def of_all_ranks(f: Callable[..., Any], boundary: str | bool = True) -> Callable
 
 
 def boundary() -> str | bool:
-    """Return the parameter `spmd` of what is bound: false if no such function is being traced."""
+    """Return `How.spmd` of what is bound: false if no such function is being traced."""
     return _state.spmd
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from jax.interpreters import mlir
 
-from .._compile.lowering import Avals, Lowering, Operands, carrier, forms_of, register
+from .._compile.description import forms_of
+from .._compile.lowering import Avals, Lowering, Operands, carrier, register
 from .._op.leaves import message_type
 from .._op.operation import How, Operation, Receiving
 from .._op.plan import Result

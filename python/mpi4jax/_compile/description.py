@@ -1,0 +1,72 @@
+"""What the description of a custom call says besides the names of the operation's parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax.interpreters import mlir
+
+from .. import _native
+from .._jax import compat
+from .._op import rows
+from .._op.operation import How, Message, OfBlocks, Operation, Receiving, Reducing, WithParts
+from .._op.packing import words_of
+
+
+def parts_of(op: WithParts, aval: Any) -> dict[str, list[rows.Part]]:
+    """Return the elements that are sent to each rank, and received from it."""
+    sends, receives = op.send_parts, op.recv_parts
+    if op.adjoint:
+        sends, receives = receives, sends
+    row = math.prod(aval.shape[int(op.rows[0] is not None) :])
+
+    def elements(parts: Sequence[rows.Part]) -> list[rows.Part]:
+        return [(row * start, row * count) for start, count in parts]
+
+    return {"sends": elements(sends), "receives": elements(receives)}
+
+
+def line_of(ctx: mlir.LoweringRuleContext) -> str | None:
+    """Return the name of the user's line, which the native module resolves in this process.
+
+    Not the line itself: a program whose lines have moved is the same, for JAX's compilation cache.
+    """
+    function, line = compat.user_place(ctx)
+    return _native.name_line(function, line) if line else None
+
+
+def check_exportable(op: Operation) -> None:
+    """Raise an error for exporting names that other processes do not know."""
+    key = op.comm.key or ""
+    if "#" in key:
+        raise ValueError(
+            f"{op.name}: communicator {key} has no name, and an exported program finds its "
+            "communicators by name; call comm.Set_name(...) before its first use"
+        )
+    if isinstance(op, Reducing) and op.reduction.user:
+        raise ValueError(
+            f"{op.name}: a reduction made with MPI.Op.Create cannot be exported; expected a "
+            "predefined one such as MPI.SUM"
+        )
+    if isinstance(op, Receiving) and op.status is not None:
+        raise ValueError(
+            f"{op.name}: argument 'status' cannot be exported, because it is memory of this "
+            "process; expected None"
+        )
+
+
+def forms_of(op: Operation, how: How, avals: Avals) -> dict[str, str] | None:
+    """Return what ranks compare about operands besides their bytes: `Forms` in `src/ops/forms.rs`.
+
+    That of a collective is the shape of an array, too. The two ends of a message may have other
+    shapes, and blocks of a grid do.
+    """
+    sent, received = how.tree
+    if not sent and avals and not isinstance(op, Message | OfBlocks):
+        sent = words_of([""], [avals[0].shape[int(op.first_axes()[0] is not None) :]])
+    words = {"sent": sent, "received": received}
+    if isinstance(how.spmd, str):
+        words["boundary"] = how.spmd
+    return words if any(words.values()) else None
