@@ -57,7 +57,7 @@ def check_exportable(op: Operation) -> None:
         )
 
 
-def forms_of(op: Operation, how: How, avals: Avals) -> dict[str, str] | None:
+def forms_of(op: Operation, how: How, avals: list[Any]) -> dict[str, str] | None:
     """Return what ranks compare about operands besides their bytes: `Forms` in `src/ops/forms.rs`.
 
     That of a collective is the shape of an array, too. The two ends of a message may have other
