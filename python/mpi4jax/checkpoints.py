@@ -1,12 +1,12 @@
 """Checkpoints of global arrays, which the ranks of one job write and those of another one read.
 
-Each array of a pytree is an array in zarr's format, which TensorStore writes (``pip install
-tensorstore``) and any library for zarr reads. Each rank writes and reads its own block.
+Each rank writes its blocks of all arrays into one file. An index says which file has which block.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -22,7 +22,9 @@ from mpi4py import MPI
 from ._job.flush import flush
 from ._numerics import files, store
 from ._numerics.base import as_comm, fail_at_exit
+from ._numerics.index import Array, Index
 from ._numerics.layout import part_of
+from ._numerics.lock import Lock
 from ._spmd.mesh import Mesh
 from .layouts import comm_of, layouts_and_comm
 
@@ -33,64 +35,83 @@ class _Save:
     """A checkpoint that is being saved. All its methods are collective, except `write`."""
 
     def __init__(self, path: Any, tree: Any, layouts: Any, keep: Any, comm: MPI.Intracomm):
-        self.path, self.keep, self.is_first = Path(path), keep, comm.Get_rank() == 0
-        if keep is not None and (keep < 1 or not self.path.name.isdecimal()):
-            raise ValueError(
-                "save: argument 'keep' must be at least 1, and 'path' must end with a number; got "
-                f"{keep} and {str(self.path)!r}"
-            )
-        flush()  # the ranks communicate through mpi4py from here on
-        files.agree("save", comm, store.check_library)
-        arrays, _ = files.to_write("save", tree, layouts, comm)
-        written = [*zip(arrays, files.largest_blocks("save", arrays, comm), strict=True)]
-        self.entries = store.entries(
-            (a.name, store.metadata(a.whole, a.dtype, block)) for a, block in written
-        )
-        self.windows = [a.window for a, _ in written]
-        #: What this rank writes; None for nothing.
+        self.path, self.keep = Path(path), keep
+        self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
+        arrays, blocks = files.to_write("save", tree, layouts, comm, self._check)
+        numbers, self.tables = files.tables("save", arrays, blocks, comm)
+        self.arrays = [Array(a.name, a.dtype, n) for a, n in zip(arrays, numbers, strict=True)]
+        #: What this rank writes.
         self.values = [
             files.data_of(a.leaf)[a.inner]
+            for a in arrays
             if a.writes and all(s.stop > s.start for s in a.window)
-            else None
-            for a, _ in written
         ]
-        self.folder = self.path
-        begin = lambda: store.begin(self.path, self.entries)  # noqa: E731
-        self.folder = self._all(files.of_first, comm, begin)
-
-    def _all(self, run: Callable[..., Any], comm: MPI.Intracomm, f: Callable[[], Any]) -> Any:
+        self._lock: Lock | None = None
+        self._begun = files.of_first("save", comm, self._begin)
         try:
-            return run("save", comm, f)
+            for leftover in self._begun.leftovers:
+                store.remove(leftover.share(self.rank, self.ranks))
         except BaseException:
-            if self.is_first:
-                store.clean(self.path)
+            self.leave()
             raise
+
+    def _check(self) -> None:
+        if self.keep is not None and (self.keep < 1 or not self.path.name.isdecimal()):
+            raise ValueError(
+                "save: argument 'keep' must be at least 1, and 'path' must end with a number; got "
+                f"{self.keep} and {str(self.path)!r}"
+            )
+
+    def _begin(self) -> store.Begun:
+        begun, self._lock = store.begin(self.path, self.ranks)
+        return begun
 
     def write(self) -> None:
         """Write this rank's blocks."""
-        started = []
-        for values, window, entry in zip(self.values, self.windows, self.entries, strict=True):
-            if values is not None:
-                array = store.open_array(self.folder / entry["directory"], entry["metadata"])
-                started.append(array.result()[window].write(values))
-        for write in started:
-            write.result()
+        if self.values:
+            store.write(self._begun, self.rank, self.values)
 
     def complete(self, comm: MPI.Intracomm, write: Callable[[], None]) -> None:
         """Publish the checkpoint if this function has raised an error on no rank."""
+        try:
+            files.agree("save", comm, write)
+            obsolete = files.of_first("save", comm, self._publish)
+        except Exception:
+            self._abandon(comm)
+            raise
+        except BaseException:
+            self.leave()
+            raise
+        for removal in obsolete:
+            store.remove(removal.share(self.rank, self.ranks))
 
-        def written() -> list[dict[int, str]]:
-            pairs = zip(self.windows, self.entries, strict=True)
-            return [store.digests(self.folder, entry, window) for window, entry in pairs]
+    def _publish(self) -> list[store.Removal]:
+        assert self._lock is not None
+        begun = self._begun
+        index = Index(begun.identity, begun.folder, self.ranks, (*self.arrays,), (*self.tables,))
+        store.publish(index, Path(begun.path), self._lock)
+        older = [] if self.keep is None else store.retire(Path(begun.path).parent, self.keep)
+        return [*begun.old, *older]
 
-        self._all(files.agree, comm, write)
-        found = comm.allgather(self._all(files.agree, comm, written))
-        for number, entry in enumerate(self.entries):
-            of_all = {k: v for rank in found for k, v in rank[number].items()}
-            entry["digests"] = [of_all[k] for k in sorted(of_all)]
-        self._all(files.of_first, comm, lambda: store.publish(self.folder, self.entries))
-        if self.keep is not None and self.is_first:
-            store.keep_newest(self.path.parent, self.keep)
+    def _abandon(self, comm: MPI.Intracomm) -> None:
+        """Remove what this save has made. Nobody writes any more."""
+        begun = self._begun
+        with contextlib.suppress(OSError):
+            if files.of_first("save", comm, lambda: store.is_published(begun)):
+                self.leave()
+                return
+            store.remove(store.Removal(begun.path, begun.folder, [self.rank]))
+            files.agree("save", comm, lambda: None)
+            files.of_first("save", comm, self._remove_rest)
+
+    def _remove_rest(self) -> None:
+        assert self._lock is not None
+        store.abandon(self._begun, self._lock)
+
+    def leave(self) -> None:
+        """Give back the lock of a save that does not go on."""
+        if self._lock is not None:
+            self._lock.leave()
 
 
 def save(
@@ -109,8 +130,7 @@ def save(
     Args:
         path: a directory, which is made if it does not exist. The new checkpoint replaces the
             previous one. If a job was killed while saving, the next call with the same path removes
-            what is left. Other files in the directory stay. Two jobs must not save to the same path
-            at the same time.
+            what is left. Other files in the directory stay.
         tree: this rank's arrays: a pytree of JAX's or NumPy's arrays, random keys, and numbers.
         layouts: which block of a global array a rank has: a `jax.sharding.PartitionSpec` or a
             :class:`mpi4jax.sharding.NamedSharding`; a :class:`mpi4jax.Layout`; a
@@ -131,11 +151,11 @@ def save(
     Raises:
         TypeError: if a layout has another type, or an array does not hold numbers.
         ValueError: if an array does not have the shape that its layout gives, if the blocks of all
-            ranks do not make up the global array, if the arrays differ between ranks, or if
-            ``keep`` is less than 1 or given for a path that does not end with a number.
+            ranks do not cover the global array exactly once, if the arrays differ between ranks, or
+            if ``keep`` is less than 1 or given for a path that does not end with a number.
         FileExistsError: if ``path`` exists, is not empty, and is not a checkpoint.
+        BlockingIOError: if another job is saving to ``path``; the error says which one.
         OSError: if a rank cannot write, or the index is damaged. The previous checkpoint stays.
-        ModuleNotFoundError: if TensorStore is not installed.
 
     Example:
         >>> import tempfile
@@ -219,11 +239,16 @@ class AsyncCheckpointer:
         self.wait()
         layouts, comm = layouts_and_comm("save", layouts, mesh, comm)
         this = _Save(path, tree, layouts, keep, comm)
-        this.values = [None if x is None else np.array(x) for x in this.values]
+        try:
+            this.values = [np.array(x) for x in this.values]
+        except BaseException:
+            this.leave()
+            raise
         self._comm = comm.Dup()
         as_comm("save", self._comm)
-        levels = comm.allgather(MPI.Query_thread())
-        self._has_threads = min(levels) >= MPI.THREAD_MULTIPLE
+        level = np.array([MPI.Query_thread()])
+        comm.Allreduce(MPI.IN_PLACE, level, MPI.MIN)
+        self._has_threads = bool(level[0] >= MPI.THREAD_MULTIPLE)
         self._this, self._error = this, None
         self._thread = threading.Thread(target=self._run, name="checkpoints.save", daemon=True)
         atexit.register(self._at_exit, os.getpid())
@@ -325,7 +350,7 @@ def load(
 ) -> Any:
     """Read a checkpoint, written by any number of ranks with any layouts. Collective.
 
-    Checksums (CRC-32C) of all data are verified.
+    Checksums (CRC-32) of all data that are read are verified.
 
     Args:
         path: as of :func:`save`.
@@ -345,7 +370,6 @@ def load(
         ValueError: if the checkpoint has other arrays, shapes or dtypes.
         FileNotFoundError: on all ranks, if there is no complete checkpoint of that name.
         OSError: if a file is missing or damaged; the error names the file.
-        ModuleNotFoundError: if TensorStore is not installed, even if there is no checkpoint yet.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -361,33 +385,33 @@ def load(
     flush()
     path = Path(path)
     rank, size = comm.Get_rank(), comm.Get_size()
-    files.agree("load", comm, store.check_library)
-    index = files.of_first("load", comm, lambda: store.read_index(path))
+    index = files.of_first("load", comm, lambda: store.find_index(path))
     if index is None:
         raise FileNotFoundError(f"load: there is no complete checkpoint {path}")
-    leaves = []
+    known = index
 
-    def read() -> None:
+    def read() -> list[Any]:
         arrays = files.arrays_of("load", like, layouts, rank)
-        names = [entry["name"] for entry in index["arrays"]]
+        names = [array.name for array in known.arrays]
         if names != [a.name for a in arrays]:
             raise ValueError(
                 f"load: argument 'like' has the arrays {[a.name for a in arrays]}; expected those "
                 f"of {path}, {names}"
             )
-        for a, entry in zip(arrays, index["arrays"], strict=True):
-            shape, dtype = (*entry["metadata"]["shape"],), entry["metadata"]["data_type"]
+        for number, (a, stored) in enumerate(zip(arrays, known.arrays, strict=True)):
+            shape = known.tables[stored.table].shape
             if isinstance(a.layout, int) and len(shape) == len(a.whole):
                 length = shape[a.layout]
-                a = a.along(length, *part_of(length, size, rank))
-            if (shape, dtype) != (a.whole, a.dtype):
+                a = arrays[number] = a.along(length, *part_of(length, size, rank))
+            if (shape, stored.dtype) != (a.whole, a.dtype):
                 raise ValueError(
                     f"load: array {a.name or 'x'} is {a.dtype}{[*a.whole]}; expected "
-                    f"{dtype}{[*shape]}, as in {path}"
+                    f"{stored.dtype}{[*shape]}, as in {path}"
                 )
-            leaves.append(_restored(a, store.read(path / index["folder"], entry, a.window)))
+        blocks = store.read(path, known, [a.window for a in arrays], rank)
+        return [_restored(a, block) for a, block in zip(arrays, blocks, strict=True)]
 
-    files.agree("load", comm, read)
+    leaves = files.agree("load", comm, read)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 

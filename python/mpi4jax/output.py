@@ -7,6 +7,7 @@ tensorstore``).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ._numerics import files, records, store
+from ._numerics import files, records
 from ._spmd.mesh import Mesh
 from .layouts import layouts_and_comm
 
@@ -29,14 +30,15 @@ def append(
     time: float,
     dims: Mapping[str, Sequence[str]],
     attrs: Mapping[str, Mapping[str, Any]] | None = None,
+    replace: bool = False,
     mesh: Mesh | None = None,
     comm: MPI.Intracomm | None = None,
 ) -> None:
     """Append a record to a store in zarr's format on a shared file system. Collective.
 
     ``xarray.open_zarr(path)`` opens the store, also while the job runs: it has all records whose
-    ``append`` has returned. Records at ``time`` or later are replaced, so that a job that restarts
-    from a checkpoint continues its output.
+    ``append`` has returned. A job that restarts from a checkpoint passes ``replace=True``: the
+    records that the job before has written at ``time`` or later are removed.
 
     Args:
         path: directory of the store, which is made if it does not exist.
@@ -44,17 +46,19 @@ def append(
             array of one axis whose name is that of the axis is a coordinate, which is written once.
         layouts: which blocks of the global arrays the rank has, as of
             :func:`mpi4jax.checkpoints.save`.
-        time: coordinate of the record.
-        dims: for each array, the names of its global axes.
+        time: coordinate of the record, larger than that of the last record.
+        dims: for each array, the names of its global axes. Axes of one name have one length.
         attrs: attributes of arrays, such as ``{"h": {"units": "m"}}``; also of ``"time"``. Those of
             the first record are stored.
+        replace: whether to remove the records at ``time`` or later, if there are some.
         mesh, comm: as of :func:`mpi4jax.checkpoints.save`.
 
     Raises:
         TypeError: if a layout has another type, or an array does not hold numbers.
-        ValueError: if ``dims`` does not name the axes of an array, the arrays differ from those of
-            the store, an array does not have the shape that its layout gives, or the blocks of all
-            ranks do not make up the global array.
+        ValueError: if ``dims`` does not name the axes of an array, or axes of one name have
+            different lengths; if the arrays differ from those of the store; if there are records at
+            ``time`` or later, unless ``replace`` is true; if an array does not have the shape that
+            its layout gives, or the blocks of all ranks do not cover the global array exactly once.
         FileExistsError: if ``path`` exists, is not empty, and is not such a store.
         OSError: if a rank cannot write.
         ModuleNotFoundError: if TensorStore is not installed.
@@ -74,19 +78,31 @@ def append(
     """
     layouts, comm = layouts_and_comm("append", layouts, mesh, comm)
     path, is_first = Path(path), comm.Get_rank() == 0
-    files.agree("append", comm, store.check_library)
-    arrays, _ = files.to_write("append", dict(tree), layouts, comm)
+    arrays, _ = files.to_write("append", dict(tree), layouts, comm, records.check_library)
     written = [*zip(arrays, files.largest_blocks("append", arrays, comm), strict=True)]
     given = {records.TIME: records.variable(records.TIME, "float64", [0], [1024], [records.TIME])}
 
     def describe() -> None:
+        lengths: dict[str, tuple[int, str]] = {}
         for name, (a, block) in zip(sorted(tree), written, strict=True):
             names = [*dims.get(name, ())]
-            if len(names) != len(a.whole):
+            if not re.fullmatch(r"\w[\w.-]*", name) or records.TIME in (name, *names):
+                raise ValueError(
+                    f"append: argument 'tree' has array {name!r} with axes {names}; expected names "
+                    f"of letters and digits, other than {records.TIME!r}"
+                )
+            if len({*names}) != len(a.whole) or len(names) != len(a.whole):
                 raise ValueError(
                     f"append: argument 'dims' must name the {len(a.whole)} axes of array "
                     f"'{name}', got {names}"
                 )
+            for axis, length in zip(names, a.whole, strict=True):
+                known, other = lengths.setdefault(axis, (length, name))
+                if known != length:
+                    raise ValueError(
+                        f"append: axis {axis!r} has length {known} in array {other!r} and {length} "
+                        f"in array {name!r}; expected one length for all arrays"
+                    )
             given[name] = records.variable(name, a.dtype, [*a.whole], block, names)
 
     def begin() -> tuple[dict[str, Any], int]:
@@ -99,6 +115,12 @@ def append(
             return records.with_records(given, 1), 0
         records.check(path, given, stored)
         number = records.before(path, stored[records.TIME], time)
+        later = stored[records.TIME]["shape"][0] - number
+        if later and not replace:
+            raise ValueError(
+                f"append: {path} has {later} records at time {time} or later; expected a larger "
+                "'time', or replace=True, which removes these records"
+            )
         return records.with_records(stored, number + 1), number
 
     files.agree("append", comm, describe)
@@ -112,7 +134,7 @@ def append(
         for name, (window, values, writes) in windows.items():
             has_records = metas[name]["dimension_names"][0] == records.TIME
             if writes and values.size and (has_records or number == 0):
-                stored = store.open_array(path / name, metas[name]).result()
+                stored = records.open_array(path / name, metas[name]).result()
                 started.append(stored[(number, *window) if has_records else window].write(values))
         for each in started:
             each.result()

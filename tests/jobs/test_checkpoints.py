@@ -31,7 +31,7 @@ def killed(f):
 if kill.endswith("the index") and rank == 0:
     os.replace = killed(os.replace)
 if kill.endswith("a block is begun") and rank == 1:
-    store.open_array = killed(store.open_array)
+    store.Directory.create = killed(store.Directory.create)
 
 is_async = "async" in sys.argv
 checkpointer = checkpoints.AsyncCheckpointer()
@@ -100,15 +100,11 @@ from mpi4jax import checkpoints
 from mpi4jax._numerics import store
 
 rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-opened = store.open_array
-
-def full(*args, create=False):
-    if not create:
-        raise OSError("no space left")
-    return opened(*args, create=create)
+def full(*args):
+    raise OSError("no space left")
 
 if rank == size - 1 and "healthy" not in sys.argv:
-    store.open_array = full
+    store.write = full
 layout = mpi4jax.Layout((8, 3), {0: size})
 checkpointer = checkpoints.AsyncCheckpointer()
 checkpointer.save("state", jnp.ones(layout.block_shape(rank)), layout)

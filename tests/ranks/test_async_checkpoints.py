@@ -14,7 +14,6 @@ import mpi4jax
 from mpi4jax import checkpoints, notoken
 from mpi4jax._numerics import store
 
-pytest.importorskip("tensorstore")
 ROWS = mpi4jax.Layout((2 * SIZE + 1, 3), {0: SIZE})
 SHAPE = ROWS.block_shape(RANK)
 
@@ -35,25 +34,25 @@ def level(request, monkeypatch):
 @pytest.fixture
 def slow(monkeypatch):
     """Writing takes longer than the program does between saves."""
-    opened = store.open_array
+    write = store.write
 
-    def late(*args, create=False):
-        time.sleep(0 if create else 0.2)
-        return opened(*args, create=create)
+    def late(*args):
+        time.sleep(0.2)
+        write(*args)
 
-    monkeypatch.setattr(store, "open_array", late)
+    monkeypatch.setattr(store, "write", late)
 
 
 @pytest.fixture
 def go_on(monkeypatch):
     """An event, for which writing waits."""
-    opened, event = store.open_array, threading.Event()
+    write, event = store.write, threading.Event()
 
-    def late(*args, create=False):
-        assert create or event.wait(60)
-        return opened(*args, create=create)
+    def late(*args):
+        assert event.wait(60)
+        write(*args)
 
-    monkeypatch.setattr(store, "open_array", late)
+    monkeypatch.setattr(store, "write", late)
     yield event
     event.set()
 
@@ -116,16 +115,13 @@ def test_an_error_on_one_rank(folder, monkeypatch, level, where):
     checkpointer = checkpoints.AsyncCheckpointer()
     begin(checkpointer, folder / "x", np.ones(SHAPE))
     checkpointer.wait()
-    opened = store.open_array
 
-    def full(*args, create=False):
-        if not create:
-            raise OSError("no space left")
-        return opened(*args, create=create)
+    def full(*args):
+        raise OSError("no space left")
 
     with monkeypatch.context() as patched:
         if RANK == SIZE - 1:
-            patched.setattr(store, "open_array", full)
+            patched.setattr(store, "write", full)
         begin(checkpointer, folder / "x", np.ones(SHAPE), 2)
         words = "^no space left" if RANK == SIZE - 1 else f"rank {SIZE - 1} has failed: OSError: no"
         begin_next = lambda: begin(checkpointer, folder / "x", np.ones(SHAPE), 3)

@@ -177,7 +177,7 @@ def test_files_of_components(grid):
     zeros = jax.tree.map(jnp.zeros_like, inner)
     found = m.checkpoints.load(f"{path}/state", zeros, setting.bare, comm=COMM)
     jax.tree.map(np.testing.assert_array_equal, found, inner)
-    dims = {"none": "xyz", "one": "axyz", "two": "abxyz"}
+    dims = {"none": "xyz", "one": "axyz", "two": "bcxyz"}
     m.output.append(f"{path}/out", tree, setting.block, time=0.0, dims=dims, comm=COMM)
     if RANK == 0:
         for name, x in whole.items():

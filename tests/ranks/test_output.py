@@ -72,11 +72,15 @@ def test_records_of_jobs_with_other_numbers_of_ranks(path):
         is_right(stored(path), [*range(step + 1)])
     COMM.Barrier()
     if RANK == 0:  # a job of one rank, which begins at step 2 again
-        append(path, 2, MPI.COMM_SELF)
+        append(path, 2, MPI.COMM_SELF, replace=True)
         append(path, 3, MPI.COMM_SELF)
     COMM.Barrier()
     is_right(stored(path), [0, 1, 2, 3])
-    append(path, 1)
+    for step in (1, 3):
+        with pytest.raises(ValueError, match=rf"has {4 - step} records at time .* replace=True"):
+            append(path, step)
+        is_right(stored(path), [0, 1, 2, 3])
+    append(path, 1, replace=True)
     is_right(stored(path), [0, 1])
 
 
@@ -109,6 +113,24 @@ def test_a_job_is_killed_before_a_record_is_complete(path, monkeypatch):
         assert len(stored(path)["h"]) == step
         append(path, step)
         is_right(stored(path), [*range(step + 1)])
+
+
+def test_axes_of_one_name_have_one_length(path):
+    """Nothing is written, and all ranks know; one rank alone may see the wrong length."""
+    x, y = jnp.ones((7, 3)), jnp.arange(16.0)
+    write = lambda tree, dims: notoken.output.append(path, tree, time=0.0, dims=dims, comm=COMM)
+    with pytest.raises(ValueError, match="axis 'x' has length 7 in array 'h' and 16 in array 'x'"):
+        write({"h": x, "x": y}, {"h": ("x", "y"), "x": ("x",)})
+    with pytest.raises(ValueError, match="'dims' must name the 2 axes of array 'h', got"):
+        write({"h": x}, {"h": ("x", "x")})
+    for name, axes in (("../h", "xy"), ("time", "xy"), ("h", ("x", "time"))):
+        with pytest.raises(ValueError, match="other than 'time'"):
+            write({name: x}, {name: axes})
+    joined = jnp.ones(1 + (RANK == SIZE - 1))
+    tree, dims = {"h": x, "z": joined}, {"h": ("x", "y"), "z": ("x",)}
+    with pytest.raises(ValueError, match=rf"length 7 in array 'h' and {SIZE + 1} in array 'z'"):
+        notoken.output.append(path, tree, {"h": None, "z": 0}, time=0.0, dims=dims, comm=COMM)
+    assert not path.exists()
 
 
 def test_errors(path):

@@ -9,8 +9,10 @@ divided by 2**61.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +32,7 @@ def _value(intervals: Iterable[tuple[int, int]]) -> int:
     product = 1
     for axis, (start, stop) in enumerate(intervals):
         x = number("point", axis) % _PRIME
-        product = product * (pow(x, stop, _PRIME) - pow(x, start, _PRIME)) % _PRIME
+        product = product * (pow(x, int(stop), _PRIME) - pow(x, int(start), _PRIME)) % _PRIME
     return product
 
 
@@ -38,6 +40,19 @@ def halves(window: Sequence[slice]) -> Halves:
     """Return the summands of a block."""
     value = _value((s.start, s.stop) for s in window)
     return value & (2**32 - 1), value >> 32
+
+
+def sums(starts: Any, stops: Any) -> Halves:
+    """Return the sums of the halves of blocks: arrays with a row for each block."""
+    points = [number("point", axis) % _PRIME for axis in range(starts.shape[1])]
+    power = functools.cache(lambda axis, exponent: pow(points[axis], exponent, _PRIME))
+    total = 0
+    for row in np.stack([starts, stops], axis=2).tolist():
+        product = 1
+        for axis, (start, stop) in enumerate(row):
+            product = product * (power(axis, stop) - power(axis, start)) % _PRIME
+        total += product
+    return total % _PRIME, 0
 
 
 def is_exact(low: int, high: int, shape: Sequence[int]) -> bool:

@@ -17,6 +17,7 @@ from mpi4py import MPI
 from .._job.flush import flush
 from . import cover
 from .base import as_comm, waits_in
+from .index import DTYPES, Table
 from .layout import Layout, as_layout
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ def _array(op: str, name: str, leaf: Any, layout: Any, rank: int) -> Array:
         )
     data = data_of(leaf)
     shape, dtype = tuple(data.shape), data.dtype
-    if dtype.kind in "OSU":
+    if dtype.name not in DTYPES:
         raise TypeError(f"{op}: array {name or 'x'} has dtype {dtype}; expected numbers")
     window = tuple(slice(0, n) for n in shape)
     if layout is None:
@@ -301,14 +302,18 @@ def _cover_words(a: Array, of_ranks: list[tuple[Window | None, str]]) -> str:
 
 
 def to_write(
-    op: str, tree: Any, layouts: Any, comm: MPI.Intracomm
+    op: str, tree: Any, layouts: Any, comm: MPI.Intracomm, check: Callable[[], object]
 ) -> tuple[list[Array], list[int]]:
-    """Return the arrays of a tree, and for each a number that arrays with the same blocks share."""
+    """Return the arrays of a tree, and for each a number that arrays with the same blocks share.
+
+    Args:
+        check: a function that raises an error if other arguments are wrong.
+    """
     flush()  # operations that this thread has started may be on the same communicator
     arrays, are_same = _agree(
         op,
         comm,
-        lambda: arrays_of(op, tree, layouts, comm.Get_rank()),
+        lambda: (check(), arrays_of(op, tree, layouts, comm.Get_rank()))[1],
         lambda arrays: cover.number([_words(a) for a in arrays]),
     )
     if not are_same:
@@ -317,10 +322,41 @@ def to_write(
     return arrays, _check_cover(op, arrays, comm)
 
 
+def tables(
+    op: str, arrays: list[Array], blocks: list[int], comm: MPI.Intracomm
+) -> tuple[list[int], list[Table]]:
+    """Return the table of blocks of each array, and the tables, which only rank 0 has.
+
+    Rank 0 receives the blocks of all ranks, once for each table: some 50 bytes from each rank.
+
+    Args:
+        blocks: as `to_write` returns them.
+    """
+    of_table = dict(zip(reversed(blocks), reversed(arrays), strict=True))  # the first of each
+    numbers = {block: number for number, block in enumerate(dict.fromkeys(blocks))}
+    firsts = [of_table[block] for block in numbers]
+    mine = []
+    for a in firsts:
+        has_block = a.writes and all(s.stop > s.start for s in a.window)
+        mine += [has_block, *(end for s in a.window for end in (s.start, s.stop))]
+    rank, size = comm.Get_rank(), comm.Get_size()
+    of_ranks = np.empty((size if rank == 0 else 0, len(mine)), np.int64)
+    with waiting(op, comm):
+        comm.Gather(np.array(mine, np.int64), of_ranks, root=0)
+    found, at = [], 0
+    for a in firsts if rank == 0 else ():
+        columns = of_ranks[:, at : at + 1 + 2 * len(a.whole)]
+        at += columns.shape[1]
+        (files,) = np.nonzero(columns[:, 0])
+        found.append(Table(a.whole, np.column_stack([files, columns[files, 1:]])))
+    return [numbers[block] for block in blocks], found
+
+
 def largest_blocks(op: str, arrays: list[Array], comm: MPI.Intracomm) -> list[list[int]]:
     """Return for each array the shape of the largest block of all ranks."""
-    lengths = np.array([s.stop - s.start if a.writes else 0 for a in arrays for s in a.window])
+    mine = [s.stop - s.start if a.writes else 0 for a in arrays for s in a.window]
+    lengths = np.array(mine, np.int64)
     with waiting(op, comm):
-        comm.Allreduce(MPI.IN_PLACE, lengths := lengths.astype(np.int64), MPI.MAX)
+        comm.Allreduce(MPI.IN_PLACE, lengths, MPI.MAX)
     found = iter(lengths.tolist())
     return [[next(found) for _ in a.window] for a in arrays]

@@ -6,17 +6,68 @@ Chunks of a new record are written first, and then that file is replaced: reader
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import store
+_LARGEST_CHUNK = 2**22  # elements: whoever reads a part of a chunk reads all of it
 
 Json = dict[str, Any]
 TIME = "time"
+
+
+def metadata(shape: Iterable[int], dtype: str, block: Iterable[int]) -> Json:
+    """Return the metadata of an array, whose chunks are blocks or equal parts of blocks.
+
+    Args:
+        shape: of the array.
+        dtype: its name.
+        block: shape of the largest block that a rank writes.
+    """
+    chunk = [max(n, 1) for n in block]
+    while math.prod(chunk) > _LARGEST_CHUNK:
+        axis = int(np.argmax(chunk))
+        chunk[axis] = -(-chunk[axis] // 2)
+    return {
+        "shape": [*shape],
+        "data_type": dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+    }
+
+
+def check_library() -> None:
+    """Raise an error if TensorStore is missing: when a job starts, not at its first record."""
+    if importlib.util.find_spec("tensorstore") is None:
+        raise ModuleNotFoundError("mpi4jax.output needs TensorStore: pip install tensorstore")
+
+
+def open_array(path: Path, meta: Json, *, create: bool = False) -> Any:
+    """Open an array; its metadata are those given, whatever its own file holds."""
+    import tensorstore
+
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": str(path.resolve())},
+        "metadata": meta,
+        "fill_missing_data_reads": False,
+        "store_data_equal_to_fill_value": True,
+    }
+    return tensorstore.open(spec, create=create, open=not create, assume_metadata=not create)
+
+
+def write_json(file: Path, content: Json) -> None:
+    """Write a file, which is on the disk when this returns."""
+    with file.open("w") as out:
+        json.dump(content, out, indent=1)
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def variable(name: str, dtype: str, shape: list[int], chunk: list[int], dims: list[str]) -> Json:
@@ -26,7 +77,7 @@ def variable(name: str, dtype: str, shape: list[int], chunk: list[int], dims: li
     kind = np.dtype(dtype).kind if dtype != "bfloat16" else "f"
     fill = {"f": "NaN", "c": ["NaN", "NaN"], "b": False}.get(kind, 0)
     return {
-        **store.metadata(shape, dtype, chunk),
+        **metadata(shape, dtype, chunk),
         "zarr_format": 3,
         "node_type": "array",
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
@@ -66,7 +117,7 @@ def check(path: Path, given: dict[str, Json], stored: dict[str, Json]) -> None:
 
 def before(path: Path, meta: Json, time: float) -> int:
     """Return the number of records of a store before a time."""
-    times = store.open_array(path / TIME, meta).result().read().result()
+    times = open_array(path / TIME, meta).result().read().result()
     return int(np.count_nonzero(np.asarray(times) < time))
 
 
@@ -91,5 +142,5 @@ def publish(path: Path, metas: dict[str, Json]) -> None:
     ):
         folder.mkdir(exist_ok=True)
         new = folder / "zarr.json.new"
-        store.write_json(new, content)
+        write_json(new, content)
         os.replace(new, folder / "zarr.json")

@@ -1,240 +1,224 @@
-"""The files of a checkpoint: arrays in zarr's format, and an index to verify them.
+"""The files of a checkpoint, which ranks write, read and remove.
 
-A checkpoint is a directory with an index and a directory of arrays, a group in zarr's format. The
-index has the metadata of each array and the digest (CRC-32C) of each chunk. Before a save makes its
-first array, a plan names all files that will be obsolete when the save is complete, or after it has
-failed: only those are ever removed.
+A checkpoint is a directory with an index and a directory of files, in which each rank has one file
+with its blocks of all arrays:
+
+    index.json          what is complete; replaced in one step
+    unfinished.json     the lock, while a job saves, or after it was killed
+    arrays-3/0.blocks   a header, the tiles of the blocks, and the checksums of the tiles
+
+A file begins with the identity of its save and with its own place. Only files of which the header
+says that they were written where they are, are ever removed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import itertools
-import json
-import math
 import os
 import re
+import secrets
+import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import numpy as np
 
-INDEX, PLAN = "index.json", "unfinished.json"
-_LARGEST_CHUNK = 2**22  # elements: whoever reads a part of a chunk reads all of it
+from . import lock as locks
+from .directory import Directory
+from .index import DTYPES, LARGEST, Damaged, Index, decode, encode, folder_number, tile_windows
+from .lock import Lock
 
-Json = dict[str, Any]
+INDEX = "index.json"
+_NEW = f"{INDEX}.new"
+
 Window = tuple[slice, ...]
+Values = np.ndarray[Any, Any]
+
+_MAGIC = b"mpi4jax blocks 2"
+#: What a file is, the identity of its save, the numbers of its directory and of the file.
+_HEADER = struct.Struct("<16s16sQQ16x")
 
 
-def metadata(shape: Iterable[int], dtype: str, block: Iterable[int]) -> Json:
-    """Return the metadata of an array, whose chunks are blocks or equal parts of blocks.
+def _name(file: int) -> str:
+    return f"{file}.blocks"
 
-    Args:
-        shape: of the array.
-        dtype: its name.
-        block: shape of the largest block that a rank writes.
+
+def _header(identity: str, folder: str, file: int) -> bytes:
+    return _HEADER.pack(_MAGIC, bytes.fromhex(identity), folder_number(folder), file)
+
+
+class Removal(NamedTuple):
+    """Files to remove.
+
+    Attributes:
+        path: of the checkpoint.
+        folder: the directory of the files in it.
+        files: their numbers.
+        is_all: whether the checkpoint is removed.
     """
-    chunk = [max(n, 1) for n in block]
-    while math.prod(chunk) > _LARGEST_CHUNK:
-        axis = int(np.argmax(chunk))
-        chunk[axis] = -(-chunk[axis] // 2)
-    return {
-        "shape": [*shape],
-        "data_type": dtype,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
-        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-    }
+
+    path: str
+    folder: str
+    files: list[int]
+    is_all: bool = False
+
+    def share(self, rank: int, ranks: int) -> Removal:
+        return self._replace(files=self.files[rank::ranks])
 
 
-def entries(arrays: Iterable[tuple[str, Json]]) -> list[Json]:
-    """Entries of an index: for each array a name, a directory's name made of that, metadata."""
-    found: dict[str, Json] = {}
-    for number, (name, meta) in enumerate(arrays):
-        directory = re.sub(r"[^\w-]+", ".", name, flags=re.ASCII).strip(".")[:100] or "x"
-        if directory in found or directory == "zarr.json":
-            directory = f"{directory}.{number}"
-        found[directory] = {"name": name, "directory": directory, "metadata": meta}
-    return [*found.values()]
+class Begun(NamedTuple):
+    """A save that has begun: a new directory, in which there are no files yet.
+
+    Attributes:
+        path: of the checkpoint.
+        identity, folder: as of an index.
+        leftovers: what saves have left that were killed.
+        old: the files of the checkpoint before this one.
+        made: the directories that were made for the path.
+    """
+
+    path: str
+    identity: str
+    folder: str
+    leftovers: list[Removal]
+    old: list[Removal]
+    made: list[str]
 
 
-def _chunks(meta: Json, window: Window | None = None) -> Iterator[tuple[int, str]]:
-    """Number and file of each chunk of an array, or of those that overlap with a window."""
-    sizes = meta["chunk_grid"]["configuration"]["chunk_shape"]
-    counts = [-(-n // size) for n, size in zip(meta["shape"], sizes, strict=True)]
-    within = [slice(0, n) for n in meta["shape"]] if window is None else window
-    ranges = [
-        range(s.start // n, -(-s.stop // n) if s.stop > s.start else 0)
-        for s, n in zip(within, sizes, strict=True)
-    ]
-    for at in itertools.product(*ranges):
-        number = 0
-        for i, count in zip(at, counts, strict=True):
-            number = number * count + i
-        yield number, "/".join(["c", *map(str, at)])
+# ---- What rank 0 does alone
 
 
-def check_library() -> None:
-    """Raise an error if TensorStore is missing: when a job starts, not at its first save."""
-    if importlib.util.find_spec("tensorstore") is None:
-        raise ModuleNotFoundError("mpi4jax.checkpoints needs TensorStore: pip install tensorstore")
-
-
-def open_array(path: Path, meta: Json, *, create: bool = False) -> Any:
-    """Open an array; its metadata are those of the index, whatever the file of zarr holds."""
-    import tensorstore
-
-    spec = {
-        "driver": "zarr3",
-        "kvstore": {"driver": "file", "path": str(path.resolve())},
-        "metadata": meta,
-        "fill_missing_data_reads": False,
-        "store_data_equal_to_fill_value": True,
-    }
-    return tensorstore.open(spec, create=create, open=not create, assume_metadata=not create)
-
-
-def _digest(file: Path) -> str:
-    """Return the digest at the end of a chunk, which TensorStore verifies when it reads the
-    chunk."""
-    with file.open("rb") as chunk:
-        chunk.seek(max(os.fstat(chunk.fileno()).st_size - 4, 0))
-        return chunk.read().hex()
-
-
-def digests(path: Path, entry: Json, window: Window) -> dict[int, str]:
-    """Digests of the chunks of a window, by their numbers."""
-    folder = path / entry["directory"]
-    return {i: _digest(folder / file) for i, file in _chunks(entry["metadata"], window)}
-
-
-def read(path: Path, entry: Json, window: Window) -> np.ndarray[Any, Any]:
-    """Read a window of an array."""
-    folder = path / entry["directory"]
-    for number, file in _chunks(entry["metadata"], window):
-        try:
-            found = _digest(folder / file)
-        except (FileNotFoundError, NotADirectoryError):
-            raise OSError(f"load: {folder / file} is missing") from None
-        if found != entry["digests"][number]:
-            raise OSError(f"load: {folder / file} is damaged, or belongs to another checkpoint")
+def read_index(directory: Directory) -> Index | None:
+    """Return the index of a complete checkpoint, or None."""
     try:
-        return open_array(folder, entry["metadata"]).result()[window].read().result()
-    except ValueError as error:
-        raise OSError(f"load: {folder} is damaged: {error}") from None
+        return decode(directory.read(INDEX, LARGEST))
+    except FileNotFoundError:
+        names = directory.names()
+    except Damaged as error:
+        raise OSError(
+            f"checkpoints: {directory.path / INDEX} is damaged, or was written by another version "
+            f"of mpi4jax: {error}"
+        ) from None
+    if any(map(folder_number, names)) and not locks.is_first_save(directory):
+        raise OSError(
+            f"checkpoints: {directory.path / INDEX} is missing; there are arrays beside it"
+        )
+    return None
 
 
-def _check(kind: str, content: Json) -> int:
-    return zlib.crc32(json.dumps([kind, content], sort_keys=True).encode())
-
-
-def write_json(file: Path, content: Json) -> None:
-    """Write a file, which is on the disk when this returns."""
-    with file.open("w") as out:
-        json.dump(content, out, indent=1)
-        out.flush()
-        os.fsync(out.fileno())
-
-
-def _write_json(file: Path, kind: str, content: Json) -> None:
-    write_json(file, {**content, "crc32": _check(kind, content)})
-
-
-def _read_json(file: Path) -> Json | None:
-    """Return what an index or a plan holds; None if there is none."""
+def find_index(path: Path) -> Index | None:
+    """Return the index of a complete checkpoint at a path, or None."""
     try:
-        content = json.loads(file.read_bytes())
-        if content.pop("crc32") != _check(file.name, content):
-            raise ValueError
+        with Directory.at(path) as directory:
+            return read_index(directory)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise OSError(
-            f"checkpoints: {file} is damaged, or was written by another version of mpi4jax"
-        ) from None
-    for named in content.get("folders", [content]):
-        names = [(r"arrays-\d+", named["folder"])]
-        names += [(r"[\w-][\w.-]*", a["directory"]) for a in named["arrays"]]
-        for pattern, name in names:
-            if not re.fullmatch(pattern, name, re.ASCII):
-                raise ValueError(f"checkpoints: {file} names {name!r}, not its own")
-    return content
 
 
-def _planned(path: Path) -> list[Json]:
-    """Directories that the plan of a save names: that of the checkpoint before it, and its own."""
-    try:
-        return (_read_json(path / PLAN) or {"folders": []})["folders"]
-    except OSError:  # killed while the plan was written: before the first array was made
-        return []
-
-
-def read_index(path: Path) -> Json | None:
-    """Return the index of a complete checkpoint, or None."""
-    index = _read_json(path / INDEX)
-    if index is None:
-        plan = _planned(path)
-        if len(plan) > 1 or (any(path.glob("arrays-*")) and not (path / PLAN).exists()):
-            raise OSError(f"checkpoints: {path / INDEX} is missing; there are arrays beside it")
-    return index
-
-
-def _sync(directory: Path) -> None:
-    number = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def begin(path: Path, arrays: list[Json]) -> Path:
-    """Make a new directory with empty arrays, which no index names yet."""
-    index = read_index(path)
-    is_other = index is None and not (path / PLAN).exists() and path.exists()
-    if is_other and (not path.is_dir() or any(path.iterdir())):
+def begin(path: Path, ranks: int) -> tuple[Begun, Lock]:
+    """Take the lock, and make a new directory, which no index names yet."""
+    if path.exists() and not path.is_dir():
         raise FileExistsError(f"save: {path} exists, and is no checkpoint; expected another name")
-    clean(path)
-    number = 1 if index is None else int(index["folder"].partition("-")[2]) + 1
-    while (path / f"arrays-{number}").exists():  # ranks of a killed job may still write
-        number += 1
-    new: Json = {"folder": f"arrays-{number}", "arrays": arrays}
+    made = [str(p) for p in (path, *path.parents) if not p.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    _write_json(path / PLAN, PLAN, {"folders": [new] if index is None else [index, new]})
-    _sync(path)
-    folder = path / new["folder"]
-    folder.mkdir()
-    (folder / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group"}))
-    made = [open_array(folder / a["directory"], a["metadata"], create=True) for a in arrays]
-    for array in made:
-        array.result()
-    return folder
+    begun: Begun | None = None
+    lock: Lock | None = None
+    try:
+        with Directory.at(path) as directory:
+            begun, lock = _begin(directory, ranks)
+        for parent in made:
+            with Directory.at(Path(parent).parent) as above:
+                above.sync()
+    except BaseException:
+        if begun is not None and lock is not None:
+            abandon(begun, lock)
+        remove_directories(made)
+        raise
+    return begun._replace(made=made), lock
 
 
-def publish(folder: Path, arrays: list[Json]) -> None:
-    """Let the index name a directory with complete arrays; then there is a new checkpoint."""
-    path = folder.parent
-    new = path / f"{INDEX}.new"
-    _write_json(new, INDEX, {"folder": folder.name, "arrays": arrays})
-    _sync(folder)
-    os.replace(new, path / INDEX)
-    _sync(path)
-    clean(path)
+def _begin(directory: Directory, ranks: int) -> tuple[Begun, Lock]:
+    names = {*directory.names()}
+    if names and not names & {INDEX, locks.NAME}:
+        read_index(directory)  # an error if there are arrays
+        raise FileExistsError(
+            f"save: {directory.path} exists, and is no checkpoint; expected another name"
+        )
+    lock = Lock(directory)
+    try:
+        index = read_index(directory)
+        lock.describe(ranks, None if index is None else index.folder)
+        folders = [name for name in directory.names() if folder_number(name)]
+        current = None if index is None else index.folder
+        leftovers = [r for name in folders if name != current for r in _removal(directory, name)]
+        # Ranks of a job that was killed may still write into the directories that are there.
+        numbers = [folder_number(name) or 0 for name in (*folders, *([current] if current else []))]
+        folder = f"arrays-{max(numbers, default=0) + 1}"
+        old = [r for name in folders if name == current for r in _removal(directory, name)]
+        directory.make(folder)
+        try:
+            directory.sync()
+        except OSError:
+            directory.remove_empty(folder)
+            raise
+    except BaseException:
+        lock.release(directory) if lock.is_new else lock.leave()
+        raise
+    path = str(directory.path)
+    return Begun(path, secrets.token_hex(16), folder, leftovers, old, []), lock
 
 
-def clean(path: Path) -> None:
-    """Remove what the plan of a save names, except the arrays of the checkpoint."""
-    if not (path / PLAN).exists():
-        return
-    index = read_index(path)
-    for old in _planned(path):
-        if index is None or old["folder"] != index["folder"]:
-            _remove(path / old["folder"], old["arrays"])
-    (path / f"{INDEX}.new").unlink(missing_ok=True)
-    (path / PLAN).unlink()
+def _removal(directory: Directory, folder: str) -> list[Removal]:
+    """Return the removal of a directory of files, or none if it cannot be opened."""
+    try:
+        with directory.child(folder) as inside:
+            found = [re.fullmatch(r"(0|[1-9][0-9]{0,9})\.blocks", name) for name in inside.names()]
+    except OSError:
+        return []
+    return [Removal(str(directory.path), folder, sorted(int(f[1]) for f in found if f))]
+
+
+def publish(index: Index, path: Path, lock: Lock) -> None:
+    """Let the index name a directory with complete files; then there is a new checkpoint."""
+    with Directory.at(path) as directory:
+        with directory.child(index.folder) as inside:
+            inside.sync()
+        directory.remove(_NEW)
+        with open(directory.create(_NEW), "wb") as out:
+            out.write(encode(index))
+            out.flush()
+            os.fsync(out.fileno())
+        directory.replace(_NEW, INDEX)
+        directory.sync()
+        lock.release(directory)
+
+
+def is_published(begun: Begun) -> bool:
+    """Whether the index names the directory of a save that has failed."""
+    index = find_index(Path(begun.path))
+    return index is not None and index.folder == begun.folder
+
+
+def abandon(begun: Begun, lock: Lock) -> None:
+    """Remove what a save has made that has failed, after the files of all ranks."""
+    try:
+        with Directory.at(Path(begun.path)) as directory:
+            directory.remove(_NEW)
+            directory.remove_empty(begun.folder)
+            lock.release(directory)
+        remove_directories(begun.made)
+    finally:
+        lock.leave()
+
+
+def remove_directories(paths: Iterable[str]) -> None:
+    """Remove directories that are empty, the deepest first."""
     with contextlib.suppress(OSError):
-        path.rmdir()  # empty if the first save has failed
+        for path in paths:
+            os.rmdir(path)
 
 
 def numbered(directory: Path) -> list[Path]:
@@ -244,32 +228,194 @@ def numbered(directory: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name))
 
 
-def discard(path: Path) -> None:
-    """Remove a checkpoint; if the job is killed meanwhile, no index names what is left."""
-    clean(path)
-    if (index := read_index(path)) is not None:
-        _write_json(path / PLAN, PLAN, {"folders": [index]})
-        _sync(path)
-        (path / INDEX).unlink()
-        clean(path)
+def retire(parent: Path, keep: int) -> list[Removal]:
+    """Let all but the newest of the numbered checkpoints be none; their files remain to be removed.
+
+    Checkpoints whose removal was killed have no index any more, and are found again.
+    """
+    found: list[Removal] = []
+    with contextlib.suppress(OSError), Directory.at(parent) as above:
+        oldest = int(numbered(parent)[-keep:][0].name)
+        for name in sorted(above.names()):
+            if name.isdecimal() and int(name) < oldest:
+                with contextlib.suppress(OSError):  # a damaged one stays
+                    found += _retire(above, name)
+    return found
 
 
-def keep_newest(directory: Path, number: int) -> None:
-    """Remove all but the newest of the numbered checkpoints."""
-    for old in numbered(directory)[:-number]:
-        with contextlib.suppress(OSError, ValueError):  # a damaged one stays
-            discard(old)
+def _retire(above: Directory, name: str) -> list[Removal]:
+    with above.child(name) as directory:
+        if not {*directory.names()} & {INDEX, locks.NAME}:
+            return []
+        lock = Lock(directory)
+        try:
+            if read_index(directory) is not None:
+                lock.describe(1, None)
+                directory.remove(INDEX)
+                directory.sync()
+        except BaseException:
+            lock.release(directory) if lock.is_new else lock.leave()
+            raise
+        lock.leave()
+        folders = [name for name in directory.names() if folder_number(name)]
+        found = [r._replace(is_all=True) for f in folders for r in _removal(directory, f)]
+    if not found:
+        _remove_rest(above.path / name)
+    return found
 
 
-def _remove(folder: Path, arrays: list[Json]) -> None:
-    files = [folder / "zarr.json"]
-    for a in arrays:
-        own = folder / a["directory"]
-        files += [own / "zarr.json", *(own / file for _, file in _chunks(a["metadata"]))]
-    for file in files:
-        for name in (file, file.with_name(f"{file.name}.__lock")):  # TensorStore's, if killed
-            name.unlink(missing_ok=True)
-    directories = {parent for file in files for parent in file.parents if folder in parent.parents}
-    for directory in [*sorted(directories, key=lambda d: -len(d.parts)), folder]:
-        with contextlib.suppress(OSError):
-            directory.rmdir()  # stays if others have put files there
+# ---- What each rank does
+
+
+def write(begun: Begun, file: int, blocks: Sequence[Values]) -> None:
+    """Write the blocks of one rank into its file, which is on the disk when this returns."""
+    with contextlib.ExitStack() as opened:
+        top = opened.enter_context(Directory.at(Path(begun.path)))
+        inside = opened.enter_context(top.child(begun.folder))
+        out = opened.enter_context(open(inside.create(_name(file)), "wb", buffering=2**20))
+        header = _header(begun.identity, begun.folder, file)
+        out.write(header)
+        digests = []
+        for block in blocks:
+            for window in tile_windows(block.shape):
+                data = np.ascontiguousarray(block[window]).reshape(-1).view(np.uint8).data
+                digests.append(zlib.crc32(data))
+                out.write(data)
+        end = np.array(digests, "<u4").tobytes()
+        out.write(end + struct.pack("<I", zlib.crc32(header + end)))
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def remove(removal: Removal) -> None:
+    """Remove files, each if its header says so, and their directory, if no others are in it.
+
+    Ranks that each remove a share need not wait for each other: the last one removes the rest.
+    """
+    path, folder = Path(removal.path), removal.folder
+    is_last = False
+    with contextlib.suppress(OSError), Directory.at(path) as directory:
+        with directory.child(folder) as inside:
+            for file in removal.files:
+                with contextlib.suppress(OSError):
+                    _remove_own(inside, folder, file)
+        is_last = directory.remove_empty(folder)
+    if is_last and removal.is_all:
+        _remove_rest(path)
+
+
+def _remove_own(inside: Directory, folder: str, file: int) -> None:
+    number = folder_number(folder)
+    descriptor = inside.open(_name(file))
+    try:
+        begin = os.pread(descriptor, _HEADER.size, 0)
+    finally:
+        os.close(descriptor)
+    is_own = len(begin) == _HEADER.size and _HEADER.unpack(begin)[::2] == (_MAGIC, number)
+    if not begin or (is_own and _HEADER.unpack(begin)[3] == file):
+        inside.remove(_name(file))
+
+
+def _remove_rest(path: Path) -> None:
+    """Remove the lock of a checkpoint that has been removed, and its directory if it is empty."""
+    with contextlib.suppress(OSError):
+        with Directory.at(path) as directory:
+            names = directory.names()
+            if INDEX in names or any(map(folder_number, names)):
+                return
+            Lock(directory).release(directory)
+        os.rmdir(path)
+
+
+class _File:
+    """A file of blocks. Use it in a `with` statement, which closes it."""
+
+    def __init__(self, inside: Directory, index: Index, file: int):
+        self._index, self._path = index, inside.path / _name(file)
+        self._blocks, size, tiles = index.blocks(file)
+        try:
+            self._file = inside.open(_name(file))
+        except FileNotFoundError:
+            raise OSError(f"load: {self._path} is missing") from None
+        try:
+            expected = _HEADER.size + size + 4 * tiles + 4
+            found = os.fstat(self._file).st_size
+            if found != expected:
+                raise OSError(f"load: {self._path} has {found} bytes; expected {expected}")
+            header = self._bytes(0, _HEADER.size)
+            if header != _header(index.identity, index.folder, file):
+                raise OSError(f"load: {self._path} is damaged, or belongs to another checkpoint")
+            end = self._bytes(_HEADER.size + size, 4 * tiles + 4)
+            if zlib.crc32(header + end[:-4]) != struct.unpack("<I", end[-4:])[0]:
+                raise OSError(f"load: {self._path} is damaged")
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._digests = np.frombuffer(end[:-4], "<u4").tolist()
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        to: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+    def _bytes(self, offset: int, size: int) -> bytes:
+        parts = []
+        while size and (part := os.pread(self._file, size, offset)):
+            parts.append(part)
+            offset, size = offset + len(part), size - len(part)
+        return b"".join(parts)
+
+    def copy(self, number: int, window: Window, values: Values) -> None:
+        """Copy what the file has of a window of an array."""
+        array, block = self._index.arrays[number], self._blocks[number]
+        offset = _HEADER.size + block.offset
+        shape = tuple(s.stop - s.start for s in block.window)
+        for digest, tile in zip(self._digests[block.tile :], tile_windows(shape), strict=False):
+            stored = np.empty([s.stop - s.start for s in tile], DTYPES[array.dtype])
+            offset += stored.nbytes
+            low = [b.start + t.start for b, t in zip(block.window, tile, strict=True)]
+            pairs = [
+                (max(start, w.start), min(start + n, w.stop))
+                for start, n, w in zip(low, stored.shape, window, strict=True)
+            ]
+            if any(start >= stop for start, stop in pairs):
+                continue
+            data = self._bytes(offset - stored.nbytes, stored.nbytes)
+            if len(data) != stored.nbytes or zlib.crc32(data) != digest:
+                raise OSError(f"load: {self._path} is damaged in array {array.name or 'x'}")
+            stored.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+            to = tuple(
+                slice(a - w.start, b - w.start) for (a, b), w in zip(pairs, window, strict=True)
+            )
+            source = tuple(slice(a - n, b - n) for (a, b), n in zip(pairs, low, strict=True))
+            values[to] = stored[source]
+
+
+def read(path: Path, index: Index, windows: Sequence[Window], rank: int) -> list[Values]:
+    """Read a window of each array."""
+    found: list[Values] = []
+    numbers: dict[int, list[int]] = {}
+    for number, (array, window) in enumerate(zip(index.arrays, windows, strict=True)):
+        found.append(np.empty([s.stop - s.start for s in window], DTYPES[array.dtype]))
+        for file in index.tables[array.table].within(window):
+            numbers.setdefault(file, []).append(number)
+    if not numbers:
+        return found
+    with contextlib.ExitStack() as opened:
+        top = opened.enter_context(Directory.at(path))
+        try:
+            inside = opened.enter_context(top.child(index.folder))
+        except FileNotFoundError:
+            raise OSError(f"load: {path / index.folder} is missing") from None
+        # Ranks begin with different files.
+        for file in sorted(numbers, key=lambda file: (file - rank) % index.files):
+            with _File(inside, index, file) as stored:
+                for number in numbers[file]:
+                    stored.copy(number, windows[number], found[number])
+    return found

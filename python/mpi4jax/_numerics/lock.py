@@ -1,0 +1,117 @@
+"""The lock of a checkpoint's directory: a file that says which job saves there."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import fcntl
+import json
+import os
+import socket
+
+from .directory import Directory
+
+NAME = "unfinished.json"
+_FORMAT = "mpi4jax save"
+_BEGIN = json.dumps({"format": _FORMAT})[:-1].encode()
+_LENGTH = 1024
+# A file system without locks, as Lustre's without `-o flock`: then nothing excludes two jobs.
+_UNSUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
+
+
+class Lock:
+    """The right to change a checkpoint's directory, which one process at a time has.
+
+    The operating system releases the lock when the process ends, however it ends. The file stays
+    then: it says that a directory of files without an index is an unfinished save.
+
+    Attributes:
+        is_new: whether this call has made the file.
+    """
+
+    def __init__(self, directory: Directory):
+        """Take the lock.
+
+        Raises:
+            BlockingIOError: if another save has it; the error says which one.
+            FileExistsError: if the file is not one of this package.
+        """
+        while not self._open(directory):
+            pass  # another process has removed the file before this one had the lock
+
+    def _open(self, directory: Directory) -> bool:
+        try:
+            self._file, self.is_new = directory.create_or_open(NAME)
+        except FileNotFoundError:
+            return False
+        try:
+            self._take(directory)
+            if not directory.is_at(NAME, self._file):
+                os.close(self._file)
+                return False
+        except BaseException:
+            os.close(self._file)
+            raise
+        return True
+
+    def describe(self, ranks: int, replaces: str | None) -> None:
+        """Write who has the lock, and the directory of the checkpoint that is there, if any."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
+        own = {"host": socket.gethostname(), "process": os.getpid(), "since": now, "ranks": ranks}
+        text = json.dumps({"format": _FORMAT, **own, "replaces": replaces})
+        # At once and of one length, so that a process that is killed leaves no half of a text.
+        os.pwrite(self._file, text.encode().ljust(_LENGTH), 0)
+        os.fsync(self._file)
+
+    def _take(self, directory: Directory) -> None:
+        found = os.pread(self._file, _LENGTH, 0)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"save: {directory.path} is being saved by {_holder(found)}; expected one job, and "
+                "one save at a time, for each path"
+            ) from None
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+        # After a power failure, the file may be empty or have zeros.
+        if found.strip(b"\0") and not found.startswith(_BEGIN):
+            raise FileExistsError(
+                f"save: {directory.path / NAME} was not written by mpi4jax, or is damaged; "
+                "expected a path without such a file"
+            )
+
+    def release(self, directory: Directory) -> None:
+        """Give the lock back; nothing is unfinished."""
+        try:
+            directory.remove(NAME)
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Give the lock back, if that was not done before, and leave the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def is_first_save(directory: Directory) -> bool:
+    """Whether the file of the lock says that no checkpoint was complete when it was written."""
+    try:
+        found = json.loads(directory.read(NAME, _LENGTH))
+        return bool(found["format"] == _FORMAT and found["replaces"] is None)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def _holder(text: bytes) -> str:
+    """Return the words of a lock's file, which another process may just be writing."""
+    try:
+        found = json.loads(text)
+        return (
+            f"process {found['process']} on host {found['host']}, rank 0 of {found['ranks']}, "
+            f"since {found['since']}"
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "another process"
