@@ -1,5 +1,6 @@
-//! Locks that a panic of another thread does not poison.
+//! Locks that a panic of another thread does not poison, and atomics, which tests of the board replace.
 
+pub use std::sync::atomic;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Locks a mutex, also after a panic of a thread that held it. A panic becomes an error of the operation in which it happens,

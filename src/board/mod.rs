@@ -7,8 +7,11 @@
 //! when its process has been killed, and when the file has been unlinked. A rank without a board has a slot of its own in private
 //! memory: everything works but what ranks learn of each other.
 
+pub mod cell;
 pub mod ranks;
+pub mod raw;
 pub mod slot;
+pub mod words;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -21,7 +24,9 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
-pub use self::slot::{Cell, Entry, Life, Peer, Raw, Slot, mix};
+pub use self::cell::Cell;
+pub use self::slot::{Life, Peer, Slot, mix};
+pub use self::words::Entry;
 use crate::system::{folder, process, signal};
 
 /// What ranks of one board have in common.
@@ -37,6 +42,8 @@ pub struct Header {
     pub default: AtomicU32,
     /// What one rank alone does, a bit each.
     once: AtomicU32,
+    /// Communicators of which it was said that their operations may not match.
+    doubts: [AtomicU64; DOUBTS],
     /// The rank that looks for the others, plus one, and when it did so last, in milliseconds.
     pub leader: AtomicU64,
     /// When a line about a long wait was printed, in milliseconds.
@@ -59,6 +66,8 @@ pub enum Once {
 }
 
 const MAGIC: u64 = 0x6d70_6934_6a61_7833 ^ ((size_of::<Slot>() as u64) << 32);
+/// For how many communicators a line is printed if their operations may not match.
+const DOUBTS: usize = 8;
 /// How many boards of killed jobs are kept.
 const KEPT: usize = 2;
 /// The largest number of ranks of a host that have slots.
@@ -288,6 +297,18 @@ impl Board {
     pub fn is_first_to(&self, what: Once) -> bool {
         let bit = 1 << what as u32;
         self.header.once.fetch_or(bit, Ordering::AcqRel) & bit == 0
+    }
+
+    /// Whether no rank of this host has doubted the operations of a communicator before.
+    pub fn is_first_doubt(&self, comm: u64) -> bool {
+        for place in &self.header.doubts {
+            match place.compare_exchange(0, comm, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return true,
+                Err(found) if found == comm => return false,
+                Err(_) => {}
+            }
+        }
+        false
     }
 
     pub fn has_been_done(&self, what: Once) -> bool {

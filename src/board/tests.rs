@@ -1,5 +1,8 @@
 use super::*;
-use crate::board::slot::{FREED, MESSAGES, PEERS, Print, RECORDS};
+use crate::board::cell::{FREED, Print};
+use crate::board::raw::Raw;
+use crate::board::slot::{MESSAGES, PEERS, RECORDS};
+use crate::board::words::Words;
 
 fn slot() -> &'static Slot {
     // SAFETY: all-zero is a value of a slot, whose fields are atomics.
@@ -8,7 +11,7 @@ fn slot() -> &'static Slot {
 
 #[test]
 fn a_slot_is_as_large_as_the_page_says() {
-    assert_eq!(size_of::<Slot>(), 60 << 10, "docs/debugging.md says how much memory a rank takes");
+    assert_eq!(size_of::<Slot>(), 92 << 10, "docs/debugging.md says how much memory a rank takes");
     assert_eq!(bytes_of(0), 20 << 10, "docs/debugging.md says how large the table is");
     assert_eq!((size_of::<Raw>(), RECORDS), (64, 256));
     // Other ranks read these fields in each operation, so they are on cache lines that an operation does not write.
@@ -22,17 +25,26 @@ fn a_slot_is_as_large_as_the_page_says() {
 fn words_are_read_back_until_others_take_their_place() {
     let slot = slot();
     let first = Entry::default();
-    let at = first.at(slot, || "solver.py:97".into());
-    assert_eq!(slot.read(at), "solver.py:97");
-    assert_eq!(first.at(slot, || unreachable!()), at);
-    assert_eq!(slot.read(slot.write("a\nr0 | \u{1b}[31mforged")), "a\\nr0 | \\u{1b}[31mforged");
-    for i in 0..2000 {
-        slot.write(&format!("line {i}"));
-    }
-    assert_eq!(slot.read(at), "");
-    assert_eq!(slot.read(first.at(slot, || "again".into())), "again");
+    let of = |entry: &Entry, words: &str| entry.number(&slot.text, || words.into());
+    let number = of(&first, "solver.py:97");
+    assert_eq!(slot.text.read(number), "solver.py:97");
+    assert_eq!((of(&first, "not asked for"), of(&Entry::default(), "solver.py:97")), (number, number));
+    let forged = of(&Entry::default(), "a\nr0 | \u{1b}[31mforged");
+    assert_eq!(slot.text.read(forged), "a\\nr0 | \\u{1b}[31mforged");
+    // A program with more lines than there is place for writes each once, however often it repeats them.
+    let sites: Vec<Entry> = (0..2000).map(|_| Entry::default()).collect();
+    let step = || sites.iter().enumerate().map(|(i, it)| of(it, &format!("line {i}"))).collect::<Vec<_>>();
+    let (numbers, written) = (step(), slot.text.written());
+    assert_eq!((step(), step(), slot.text.written()), (numbers.clone(), numbers.clone(), written));
+    assert_eq!((slot.text.read(number), slot.text.read(numbers[0])), (String::new(), String::new()));
+    assert_eq!((of(&first, ""), &*slot.text.read(numbers[1999])), (number, "line 1999"));
+    slot.text.keep(number);
+    assert_eq!((&*slot.text.read(number), slot.text.written() - written), ("solver.py:97", 6 + 12));
     slot.settings.write(&"x".repeat(3000));
     assert_eq!(slot.settings.read().len(), 1024);
+    let words: &Words<4096> = &slot.python;
+    words.write("é".repeat(2049).as_str());
+    assert_eq!(words.read().len(), 4096);
 }
 
 #[test]
@@ -63,17 +75,40 @@ fn collectives_are_compared_by_number() {
 }
 
 #[test]
+fn collectives_that_left_the_entries_are_compared_together() {
+    let (ahead, behind) = (Cell::default(), Cell::default());
+    (1..=20).for_each(|what| assert_ne!(ahead.note(what, 0), 0));
+    assert_eq!((ahead.print(1), ahead.has_come(1), ahead.has_come(21)), (None, true, false));
+    (1..=20).for_each(|what| assert_ne!(behind.note(if what == 3 { 99 } else { what }, 0), 0));
+    assert_eq!(ahead.print(20), behind.print(20));
+    assert_ne!(ahead.past(20).unwrap(), behind.own_past(20));
+    assert_eq!((ahead.past(19), ahead.past(21)), (None, None), "only the last one is known to others");
+    let equal = Cell::default();
+    (1..=19).for_each(|what| assert_ne!(equal.note(what, 0), 0));
+    assert_eq!(equal.past(19).unwrap(), ahead.own_past(19));
+}
+
+#[test]
+fn collectives_are_counted_in_64_bits() {
+    let (one, most) = (Cell::default(), u64::from(u32::MAX));
+    one.number.store(most, Ordering::Relaxed);
+    assert_eq!([one.note(7, 0), one.note(8, 0)], [most + 1, most + 2]);
+    let of = |print| Some(Print { print, form: 0 });
+    assert_eq!([most + 1, most + 2, 1].map(|number| one.print(number)), [of(7), of(8), None]);
+}
+
+#[test]
 fn cells_of_freed_communicators_are_used_again() {
     let slot = slot();
-    let all: Vec<&Cell> =
-        std::iter::from_fn(|| slot.claim().inspect(|cell| cell.id.store(9, Ordering::Relaxed)))
-            .take(64)
-            .collect();
+    let all: Vec<&Cell> = (1..).map_while(|id| slot.claim(mix(id, 0), [id, 2, 3])).collect();
     assert_eq!(all.len(), slot.cells.len());
+    assert!((1..).zip(&all).all(|(id, cell)| std::ptr::eq(slot.cell(mix(id, 0)).unwrap(), *cell)));
     (0..5).for_each(|_| assert_ne!(all[3].note(1, 0), 0));
     all[3].set(FREED);
-    assert!(std::ptr::eq(slot.claim().unwrap(), all[3]));
-    assert_eq!((all[3].number.load(Ordering::Relaxed), slot.lost_number.load(Ordering::Relaxed)), (0, 5));
+    let again = slot.claim(999, [1, 1, 1]).unwrap();
+    assert!(std::ptr::eq(again, all[3]) && std::ptr::eq(slot.cell(999).unwrap(), again));
+    assert_eq!((again.number.load(Ordering::Relaxed), slot.lost_number.load(Ordering::Relaxed)), (0, 5));
+    assert!(slot.cell(mix(4, 0)).is_none() && slot.cell(mix(5, 0)).is_some());
 }
 
 /// Two ranks note a collective at the same time, and look at the other's. If they differ, at least one rank sees the difference.
@@ -115,9 +150,11 @@ fn messages_of_one_kind_are_steady() {
     let slot = slot();
     let peer = slot.peer(5, 1);
     let steady = || peer.steady.load(Ordering::Relaxed);
-    let send = |kinds: &[u64]| kinds.iter().map(|&kind| (peer.note(kind), steady()).1).collect::<Vec<_>>();
-    assert_eq!(send(&[7, 7, 7, 7, 7]), [0, 0, 0, 7, 7]);
-    assert_eq!(send(&[8, 7, 7, 7, 7]), [0, 0, 0, 0, 7], "as long as one of the last four is another");
+    let send = |kinds: &[u64]| {
+        kinds.iter().map(|&kind| (peer.note(kind, [1, 2, 3]), steady()).1).collect::<Vec<_>>()
+    };
+    assert_eq!(send(&[16, 16, 16, 16, 16, 16]), [0, 0, 0, 16, 16, 16]);
+    assert_eq!(send(&[8, 16, 16, 16, 16]), [0, 0, 0, 0, 16], "as long as one of the last four is another");
     (0..PEERS as i32 / 2).for_each(|rank| assert_eq!(slot.peer(5, rank).rank.load(Ordering::Relaxed), rank));
     assert!((0..32).all(|rank| std::ptr::eq(slot.known_peer(5, rank).unwrap(), slot.peer(5, rank))));
     assert!(slot.known_peer(5, 99).is_none());

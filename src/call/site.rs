@@ -7,7 +7,7 @@ use super::status::Status;
 use crate::board::{Entry, Slot};
 use crate::comm::Comm;
 use crate::error::{Cause, Error};
-use crate::ops::{Dtype, Extents, Forms, Halo, Op, Parts, Ragged, Reduction, Width};
+use crate::ops::{Dtype, Extents, Forms, Halo, Op, Parts, Ragged, Reduction};
 
 /// Which part of an operation a program asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,8 +46,6 @@ pub struct Site {
     pub reverse: bool,
     /// `Some` for a halo exchange.
     pub halo: Option<Arc<Halo>>,
-    /// `Some` for an `alltoallv` with the cells of a halo exchange, which XLA packs: the halo exchanges of other ranks match it.
-    pub widths: Option<Box<[Width]>>,
     /// `Some` for the operations that have parts.
     pub parts: Option<Arc<Parts>>,
     /// `Some` for the operations that take counts.
@@ -98,7 +96,6 @@ impl Site {
             reduction: None,
             reverse: false,
             halo: None,
-            widths: None,
             parts: None,
             ragged: None,
             root: 0,
@@ -121,11 +118,6 @@ impl Site {
         self.op.name_of(self.phase)
     }
 
-    /// The ghost cells of a halo exchange, whether the core packs them or XLA does.
-    pub fn widths(&self) -> Option<&[Width]> {
-        self.halo.as_ref().map(|halo| halo.widths()).or(self.widths.as_deref())
-    }
-
     /// How many elements go to each rank, and how many come from each, if that is known here.
     pub fn counts(&self) -> Option<[Vec<u64>; 2]> {
         match (&self.parts, &self.halo) {
@@ -137,7 +129,7 @@ impl Site {
     /// Where its line and its forms are in the slot of this rank.
     #[inline]
     pub fn line(&self, slot: &Slot) -> u32 {
-        self.words.at(slot, || format!("{}{}", self.location, self.forms.behind_line()))
+        self.words.number(&slot.text, || format!("{}{}", self.location, self.forms.behind_line()))
     }
 
     /// The function of MPI's that carries it out.

@@ -27,7 +27,7 @@ pub use self::guard::CommGuard;
 pub use self::registry::{free, live, lookup, numbered, register};
 pub use self::words::{CommId, CommWords};
 pub use crate::board::slot::hash;
-use crate::board::{self, Cell, Entry};
+use crate::board::{Cell, Entry};
 use crate::error::Cause;
 use crate::finalize;
 use crate::mpilib::{self, check, handle};
@@ -52,6 +52,9 @@ impl Attachment {
         self.made().clone()?.downcast().ok()
     }
 }
+
+// SAFETY: all-zero is a value of a cell, whose fields are atomics.
+static UNREGISTERED: Cell = unsafe { std::mem::zeroed() };
 
 /// The name of the communicator of operations that are given none, which Python makes.
 const DEFAULT: &str = "mpi4jax.default";
@@ -94,7 +97,7 @@ pub struct Comm {
     pub origin: u64,
     /// How many of this id there have been in this process, as far as it remembers.
     pub generation: u32,
-    /// The collectives that this rank has begun, on the board if there is a place.
+    /// The collectives that this rank has begun, on the board if there is a place. [`register`] sets it.
     cell: &'static Cell,
     /// What ranks of one board know it by; see `words.rs`.
     shared_id: u64,
@@ -121,7 +124,8 @@ impl Comm {
     pub fn new(key: &str, rank: i32, size: i32) -> Self {
         // SAFETY: a constant of the MPI shim.
         let null = mpilib::handle_value(unsafe { ffi::RSMPI_COMM_NULL });
-        Self::with_ranks(key, null, (rank, size), shared((0..size).collect()))
+        let comm = Self::with_ranks(key, null, (rank, size), shared((0..size).collect()));
+        Self { cell: Box::leak(Box::default()), ..comm }
     }
 
     /// Whether the program has named it; else it has a number, which each rank gives for itself.
@@ -149,7 +153,7 @@ impl Comm {
             class: 0,
             origin: origin::UNKNOWN,
             generation: 1,
-            cell: board::own().claim().unwrap_or_else(|| Box::leak(Box::default())),
+            cell: &UNREGISTERED,
             shared_id: 0,
             message_key: 0,
             neighbors: Default::default(),

@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Once};
 
 use super::origin::UNKNOWN;
 use super::{Comm, calling, hash};
-use crate::board::slot::{FREED, MIXED};
+use crate::board::cell::{FREED, MIXED};
+use crate::board::slot::CELLS;
+use crate::board::{Cell, board, own};
 use crate::error::Cause;
 use crate::finalize;
+use crate::output;
 use crate::sync::lock;
 
 struct Registry {
@@ -62,16 +65,14 @@ pub fn register(mut comm: Comm) -> Arc<Comm> {
     let earlier =
         registry.past.iter().filter(|(_, id, _)| *id == comm.id).map(|(_, _, generation)| *generation);
     comm.generation = earlier.max().map_or(1, |last| last + 1);
+    let id = comm.comm_id();
+    (comm.shared_id, comm.message_key) = (comm.find_shared_id(), id.key());
+    let claimed = own().claim(comm.shared_id, [id.class, id.origin, id.name]);
+    comm.cell = claimed.unwrap_or_else(|| without_place(&comm.key));
     // Other ranks may have used another one of the same name and members first, or none before.
     if comm.origin == UNKNOWN && (comm.generation > 1 || !alike.is_empty()) {
         alike.iter().chain([&comm.cell()]).for_each(|cell| cell.set(MIXED));
     }
-    (comm.shared_id, comm.message_key) = (comm.find_shared_id(), comm.comm_id().key());
-    let (cell, id) = (comm.cell(), comm.comm_id());
-    for (place, number) in [(&cell.class, id.class), (&cell.origin, id.origin), (&cell.name, id.name)] {
-        place.store(number, Ordering::Relaxed);
-    }
-    cell.id.store(comm.shared_id, Ordering::Release);
     let comm = Arc::new(comm);
     registry.live.insert(comm.key.clone(), comm.clone());
     drop(registry);
@@ -79,6 +80,20 @@ pub fn register(mut comm: Comm) -> Arc<Comm> {
         old.detach();
     }
     comm
+}
+
+/// A cell that other ranks do not see.
+#[cold]
+fn without_place(key: &str) -> &'static Cell {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        output::print(&format!(
+            "r{} | mpi4jax: this rank uses more than {CELLS} communicators: collectives on {key} and on later \
+             communicators are not compared between ranks (free communicators that are not used any more)\n",
+            board().rank
+        ));
+    });
+    Box::leak(Box::default())
 }
 
 /// Frees a communicator as a whole: from now on executing an operation on it is an error. As collective as what is

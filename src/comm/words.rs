@@ -4,9 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use super::Comm;
 use super::origin::{ONLY_ONE, UNKNOWN};
+use crate::board::Cell;
 use crate::board::Slot;
 use crate::board::ranks::Ranks;
-use crate::board::slot::{Cell, hash, printable};
+use crate::board::slot::hash;
+use crate::board::words::printable;
 
 /// What all ranks of a communicator can compute alike without messages: its class (see `comm::register`), and its origin, which
 /// distinguishes communicators with the same members.
@@ -111,7 +113,7 @@ impl Comm {
     /// Where its words are in the slot of this rank.
     #[inline]
     pub fn words(&self, slot: &Slot) -> u32 {
-        self.words.at(slot, || {
+        self.words.number(&slot.text, || {
             let world = self.world.iter().copied().collect();
             let order = if self.world.is_sorted() { Vec::new() } else { self.world.to_vec() };
             let (key, generation, id) = (printable(&self.key), self.generation, self.comm_id());

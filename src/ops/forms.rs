@@ -11,10 +11,13 @@ pub struct Forms {
     pub received: Box<str>,
     /// Of a collective in a `shard_map`: the function with the shapes, dtypes and specs of its arguments, which all ranks have alike.
     pub boundary: Box<str>,
+    /// The ghost cells of a halo exchange, in words: `widths 1+1 and 2+0 along axes -2 and -1`.
+    pub ghosts: Box<str>,
 }
 
-const PLAN: &str = "['ghosts.Plan ";
 const OF_PLAN: &str = ", of ghosts.Plan ";
+const OF_TRANSFORM: &str = ", of a transform ";
+const OF_GHOSTS: &str = ", widths ";
 const IN_SHARD_MAP: &str = ", in shard_map of ";
 /// Between a line and forms. It is no control character, which the board would escape.
 const BEHIND: char = '\u{241f}';
@@ -23,11 +26,19 @@ const OPERAND: &str = ", with an operand that ";
 
 impl Forms {
     /// What a collective belongs to, for reports: `, of ghosts.Plan 2, in shard_map of f([0]: float32[3] P('i'))`. It is equal on all
-    /// ranks. A plan's number is in the name of its leaves, which `ghosts.py` gives them.
+    /// ranks. The number of a plan and the axes of a transform are in the name of the leaves, which `ghosts.py` and `fft.py` give them.
     pub fn belongs_to(&self) -> String {
-        let number = self.sent.strip_prefix(PLAN).and_then(|rest| rest.split_once('\''));
-        let plan = number.map(|(number, _)| format!("{OF_PLAN}{number}")).unwrap_or_default();
-        if self.boundary.is_empty() { plan } else { format!("{plan}{IN_SHARD_MAP}{}", self.boundary) }
+        let name = self.sent.strip_prefix("['").and_then(|rest| rest.split_once('\''));
+        let mut words = name.map(|(name, _)| format!(", of {name}")).unwrap_or_default();
+        if ![OF_PLAN, OF_TRANSFORM].iter().any(|start| words.starts_with(start)) {
+            words.clear();
+        }
+        for (start, rest) in [(", ", &self.ghosts), (IN_SHARD_MAP, &self.boundary)] {
+            if !rest.is_empty() {
+                words += &format!("{start}{rest}");
+            }
+        }
+        words
     }
 
     /// What is sent, and what it belongs to, as it is written on the board behind a line.
@@ -43,7 +54,8 @@ impl Forms {
 
     /// What another rank's collective belongs to, from words that end with it.
     pub fn found_in(words: &str) -> &str {
-        let found = [OF_PLAN, IN_SHARD_MAP].into_iter().filter_map(|start| words.find(start)).min();
+        let starts = [OF_PLAN, OF_TRANSFORM, OF_GHOSTS, IN_SHARD_MAP];
+        let found = starts.into_iter().filter_map(|start| words.find(start)).min();
         found.map_or("", |start| &words[start..])
     }
 
@@ -53,9 +65,9 @@ impl Forms {
         operand(one).zip(operand(other)).is_some_and(|(one, other)| one != other)
     }
 
-    /// Whether what a collective belongs to, in words, is a plan.
-    pub fn are_of_plan(words: &str) -> bool {
-        words.starts_with(OF_PLAN)
+    /// Whether a collective belongs, in words, to something that mpi4py does not have: a plan, ghost cells, or a transform.
+    pub fn are_of_this_package(words: &str) -> bool {
+        [OF_PLAN, OF_TRANSFORM, OF_GHOSTS].iter().any(|start| words.starts_with(start))
     }
 }
 
@@ -70,14 +82,17 @@ mod tests {
             ("['ghosts.Plan 12'] (3)", "", ", of ghosts.Plan 12"),
             ("['ghosts.Plan 2']['a']", "f()", ", of ghosts.Plan 2, in shard_map of f()"),
             ("(3)", "f()", ", in shard_map of f()"),
+            ("['a transform along axes 0'] (3)", "", ", of a transform along axes 0"),
         ] {
             let forms = Forms { sent: sent.into(), boundary: boundary.into(), ..Forms::default() };
             assert_eq!(forms.belongs_to(), expected);
             let (line, words) = (format!("a.py:1{}", forms.behind_line()), format!("{sent}{expected}"));
             assert_eq!(Forms::split(&line), ("a.py:1", &*words));
             assert_eq!(Forms::found_in(&words), expected);
-            assert_eq!(Forms::are_of_plan(expected), sent.contains("Plan"));
+            assert_eq!(Forms::are_of_this_package(expected), expected.starts_with(", of"));
         }
+        let forms = Forms { ghosts: "widths 1+1 along axis 0".into(), ..Forms::default() };
+        assert_eq!(Forms::found_in(&forms.behind_line()), ", widths 1+1 along axis 0");
         assert_eq!(Forms::split(&format!("a.py:1{}", Forms::default().behind_line())), ("a.py:1", ""));
     }
 

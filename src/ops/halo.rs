@@ -20,8 +20,6 @@ use crate::sync::lock;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HaloFields {
-    /// Ghost cells along the axes that are exchanged, for reports: all ranks have to agree on them.
-    pub widths: Vec<Width>,
     /// Bytes of an element, which is the same for all blocks.
     pub itemsize: usize,
     pub shapes: Vec<Vec<usize>>,
@@ -35,20 +33,12 @@ pub struct HaloFields {
 /// one, and the one after the last.
 pub type Face = (i32, usize, Vec<(usize, usize)>);
 
-/// Ghost cells below and above the inner cells of a block, along an axis.
-#[derive(Clone, Copy, Debug, Deserialize, Hash)]
-pub struct Width {
-    pub low: usize,
-    pub high: usize,
-}
-
 /// What a `halo_exchange` does to the blocks of its site.
 #[derive(Debug)]
 pub struct Halo {
     /// Bytes of an element, and of each block.
     itemsize: usize,
     sizes: Box<[usize]>,
-    widths: Box<[Width]>,
     adjoint: bool,
     neighbours: Box<[Neighbour]>,
     /// Bytes of all messages that are sent, and of all that are received.
@@ -98,7 +88,7 @@ fn bytes(itemsize: usize, shape: &[usize]) -> Option<usize> {
 
 impl Halo {
     pub fn new(rank: i32, ranks: i32, fields: &HaloFields) -> Result<Self, Cause> {
-        let HaloFields { widths, itemsize, shapes, adjoint, sends, receives } = fields;
+        let HaloFields { itemsize, shapes, adjoint, sends, receives } = fields;
         let sizes = shapes.iter().map(|shape| bytes(*itemsize, shape)).collect::<Option<Box<[usize]>>>();
         let sizes = sizes.ok_or_else(|| wrong("blocks that fit into memory", format!("{shapes:?}")))?;
         let region = |(peer, block, cells): &Face| {
@@ -132,20 +122,7 @@ impl Halo {
             return Err(wrong("neighbors on both sides", format!("rank {rank} beside itself on one")));
         }
         let itemsize = (*itemsize).max(1);
-        Ok(Self {
-            itemsize,
-            sizes,
-            widths: widths[..].into(),
-            adjoint: *adjoint,
-            neighbours,
-            scratch_bytes,
-            scratch: Mutex::default(),
-        })
-    }
-
-    /// What all ranks have to agree on.
-    pub fn widths(&self) -> &[Width] {
-        &self.widths
+        Ok(Self { itemsize, sizes, adjoint: *adjoint, neighbours, scratch_bytes, scratch: Mutex::default() })
     }
 
     /// The number of elements that go to each of `ranks` ranks, and the number that comes from each.
@@ -258,14 +235,8 @@ mod tests {
     #[test]
     fn cells_that_a_block_does_not_have_are_errors() {
         let make = |sends: Vec<Face>, receives: Vec<Face>| {
-            let fields = HaloFields {
-                widths: vec![Width { low: 1, high: 0 }],
-                itemsize: 4,
-                shapes: vec![vec![7, 5]],
-                adjoint: false,
-                sends,
-                receives,
-            };
+            let fields =
+                HaloFields { itemsize: 4, shapes: vec![vec![7, 5]], adjoint: false, sends, receives };
             Halo::new(0, 2, &fields)
         };
         let face = |peer, block, end| vec![(peer, block, vec![(0, 7), (1, end)])];

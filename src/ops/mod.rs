@@ -16,7 +16,7 @@ pub use arithmetic::{Combine, combine};
 pub use buffer::Buffer;
 pub use dtypes::{Class, Dtype, PACKED, Packed};
 pub use forms::Forms;
-pub use halo::{Face, Halo, HaloFields, Width};
+pub use halo::{Face, Halo, HaloFields};
 pub use line::{add as add_line, name as name_line, named as named_line, numbered as numbered_line};
 pub use parts::{Ints, Part, Parts, PartsFields, Wire};
 pub use ragged::{Counts, Ragged, RaggedFields};

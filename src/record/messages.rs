@@ -57,7 +57,7 @@ fn meaning(dtype: Dtype) -> u64 {
 
 /// Two messages of the same kind have the same type for the receiver.
 fn kind(dtype: Dtype, form: u64) -> u64 {
-    mix(meaning(dtype), form) | 1
+    (mix(meaning(dtype), form) | Peer::COUNT) ^ Peer::COUNT
 }
 
 /// A hash by which both ends recognize a message; 0: the message is not compared. Zeros have the same value in every dtype, and
@@ -104,11 +104,8 @@ pub fn sends(call: &Call) {
         && let Some((_, peer)) = peer(&call.site.comm, envelope.dest)
     {
         let &(_, form) = call.site.base.get_or_init(|| (0, form(call.site)));
-        let place = peer.note(kind(buffer.dtype(), form));
-        place[0].store(0, Ordering::Release);
-        place[1].store(meaning(buffer.dtype()), Ordering::Relaxed);
-        place[2].store(form, Ordering::Relaxed);
-        place[0].store(key(&buffer, envelope.sendtag), Ordering::Release);
+        let print = [key(&buffer, envelope.sendtag), meaning(buffer.dtype()), form];
+        peer.note(kind(buffer.dtype(), form), print);
     }
 }
 
@@ -135,14 +132,13 @@ pub fn received(call: &Call, source: i32, tag: i32, count: usize) {
     if its.steady.load(Ordering::Acquire) == kind(buffer.dtype(), form) {
         return;
     }
+    let found = its.sent_last();
     // What is not among its last messages any more may be the one.
-    let noted = u64::from(its.noted.load(Ordering::Acquire));
+    let noted = its.noted.load(Ordering::Acquire);
     if noted.saturating_sub(number - 1) > MESSAGES as u64 || noted < number {
         return;
     }
     let key = key(&buffer, tag);
-    let found =
-        its.prints.each_ref().map(|print| print.each_ref().map(|number| number.load(Ordering::Acquire)));
     let mut candidates = found.iter().filter(|print| key != 0 && print[0] == key).peekable();
     if candidates.peek().is_none() {
         return;

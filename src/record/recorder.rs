@@ -11,8 +11,11 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::clock;
-use crate::board::slot::{FAILED, PENDING, RECORDS};
-use crate::board::{Cell, Entry, Raw, Slot, own};
+use crate::board::cell::THREADS;
+pub use crate::board::raw::Plain;
+use crate::board::raw::{FAILED, PENDING, Raw};
+use crate::board::slot::RECORDS;
+use crate::board::{Cell, Entry, Slot, own};
 use crate::call::{Call, Phase, Site};
 use crate::comm::CommWords;
 use crate::mpilib::{Tag, wildcards};
@@ -26,20 +29,6 @@ pub enum RecordState {
     Started,
     Done,
     Failed,
-}
-
-/// The numbers of a record.
-#[derive(Clone, Copy, Debug)]
-pub struct Plain {
-    pub ticket: u64,
-    started: u64,
-    ended: u64,
-    count: u64,
-    number: u32,
-    kind: u32,
-    comm: u32,
-    line: u32,
-    peers: [i32; 4],
 }
 
 /// A record of an operation of any rank, as it is read.
@@ -93,6 +82,8 @@ pub struct Running {
     is_kept: AtomicBool,
 }
 
+/// Of how many completed operations the words are kept on the board.
+pub const LAST: u64 = 8;
 /// Bits of a count; the others are the thread's number.
 const COUNT: u32 = 40;
 
@@ -107,26 +98,28 @@ pub fn begin(site: &Arc<Site>, call: &Call, print: impl FnOnce(usize) -> (u64, u
     let (count, dtype) = (call.items(), call.send.or(call.recv).map(|buffer| buffer.dtype()));
     let (sequence, cell) = if row.is_collective() {
         if comm.cell().running.fetch_add(1, Ordering::Relaxed) > 0 {
-            comm.cell().set(crate::board::slot::THREADS);
+            comm.cell().set(THREADS);
         }
         let (print, form) = print(count);
         (comm.cell().note(print, form), Some(comm.cell()))
     } else {
         (comm.cell().messages.fetch_add(1, Ordering::Relaxed) + 1, None)
     };
-    let source = if row.has_root { site.root } else { call.envelope.source };
+    let envelope = call.envelope;
     let plain = Plain {
-        ticket: 0,
-        started: 0,
-        ended: 0,
         count: count_and_thread(count as u64),
         number: sequence as u32,
         kind: kind(site, site.phase, dtype),
         comm: comm.words(slot),
         line: site.line(slot),
-        peers: [source, call.envelope.recvtag, call.envelope.dest, call.envelope.sendtag],
+        peers: if row.is_collective() {
+            [site.root, 0, 0, (sequence >> 32) as i32]
+        } else {
+            [envelope.source, envelope.recvtag, envelope.dest, envelope.sendtag]
+        },
+        ..Plain::default()
     };
-    Running { raw: claim(slot, &plain), cell, sequence, failed: false, is_kept: AtomicBool::new(false) }
+    Running { raw: claim(slot, plain), cell, sequence, failed: false, is_kept: AtomicBool::new(false) }
 }
 
 /// Records that a wait begins, at a line, for what these numbers say was started there.
@@ -140,15 +133,14 @@ pub fn begin_wait(of: &Plain, site: &Site, line: &str) -> Running {
     let phase = (Phase::Wait as u32) << 8;
     let kind = (of.kind & !0xff00) | phase;
     let count = count_and_thread(of.count & ((1 << COUNT) - 1));
-    let plain =
-        Plain { kind, count, comm: site.comm.words(slot), line: Entry::default().at(slot, || words), ..*of };
-    let raw = claim(slot, &plain);
+    let line = Entry::default().number(&slot.text, || words);
+    let raw = claim(slot, Plain { kind, count, comm: site.comm.words(slot), line, ..*of });
     Running { raw, cell: None, sequence: of.number.into(), failed: false, is_kept: AtomicBool::new(false) }
 }
 
 /// Writes a record in the next place whose operation has ended.
 #[inline(always)]
-fn claim(slot: &'static Slot, plain: &Plain) -> Option<&'static Raw> {
+fn claim(slot: &'static Slot, mut plain: Plain) -> Option<&'static Raw> {
     for _ in 0..RECORDS {
         let ticket = slot.next.fetch_add(1, Ordering::Relaxed) + 1;
         let raw = &slot.records[ticket as usize % RECORDS];
@@ -157,18 +149,9 @@ fn claim(slot: &'static Slot, plain: &Plain) -> Option<&'static Raw> {
         if before != 0 && (ended == 0 || ended & PENDING != 0) {
             continue;
         }
-        raw.ticket.store(0, Ordering::Release);
-        raw.ended.store(0, Ordering::Relaxed);
-        raw.started.store(clock::ticks(), Ordering::Relaxed);
-        raw.count.store(plain.count, Ordering::Relaxed);
-        raw.number.store(plain.number, Ordering::Relaxed);
-        raw.kind.store(plain.kind, Ordering::Relaxed);
-        raw.comm.store(plain.comm, Ordering::Relaxed);
-        raw.line.store(plain.line, Ordering::Relaxed);
-        for (place, peer) in raw.peers.iter().zip(plain.peers) {
-            place.store(peer, Ordering::Relaxed);
-        }
-        raw.ticket.store(ticket, Ordering::Release);
+        plain.ticket = ticket;
+        plain.started = clock::ticks();
+        raw.write(&plain);
         return Some(raw);
     }
     None
@@ -189,7 +172,7 @@ impl Running {
 
     /// A copy of the numbers, of an operation that is waited for later: its record stays until then.
     pub fn keep(&self) -> Option<Plain> {
-        let plain = self.raw.and_then(read_plain)?;
+        let plain = self.raw.and_then(Raw::read)?;
         let slot = own();
         let kept = slot.records.iter().filter(|raw| raw.ended.load(Ordering::Relaxed) & PENDING != 0);
         if kept.count() < RECORDS / 2 {
@@ -239,89 +222,66 @@ pub fn release(plain: &Plain) {
 /// The threads that are in operations.
 pub fn waiting() -> Vec<i32> {
     let plain =
-        own().records.iter().filter(|raw| raw.ended.load(Ordering::Relaxed) == 0).filter_map(read_plain);
+        own().records.iter().filter(|raw| raw.ended.load(Ordering::Relaxed) == 0).filter_map(Raw::read);
     plain.map(|plain| (plain.count >> COUNT) as i32).collect()
 }
 
-fn read_plain(raw: &Raw) -> Option<Plain> {
-    let load = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Acquire);
-    let ticket = load(&raw.ticket);
-    let plain = Plain {
-        ticket,
-        started: load(&raw.started),
-        ended: load(&raw.ended),
-        count: load(&raw.count),
-        number: raw.number.load(Ordering::Acquire),
-        kind: raw.kind.load(Ordering::Acquire),
-        comm: raw.comm.load(Ordering::Acquire),
-        line: raw.line.load(Ordering::Acquire),
-        peers: raw.peers.each_ref().map(|peer| peer.load(Ordering::Acquire)),
-    };
-    (ticket != 0 && raw.ticket.load(Ordering::Relaxed) == ticket).then_some(plain)
-}
-
 fn read(slot: &Slot, raw: &Raw) -> Option<Record> {
-    read_plain(raw)?.record(slot)
+    record_of(&raw.read()?, slot)
 }
 
-impl Plain {
-    /// The rank that a message goes to.
-    pub fn dest(&self) -> i32 {
-        self.peers[2]
-    }
-
-    /// With the words of a rank's slot.
-    pub fn record(&self, slot: &Slot) -> Option<Record> {
-        let op = Op::TABLE.get(self.kind as usize & 0xff)?;
-        let phase = match self.kind >> 8 & 0xff {
-            0 => Phase::Whole,
-            1 => Phase::Start,
-            _ => Phase::Wait,
-        };
-        let reduction = match self.kind >> 24 {
-            0 => None,
-            1 => Some("user-defined reduction".into()),
-            builtin => Builtin::ALL.get(builtin as usize - 2).map(|builtin| builtin.name().into()),
-        };
-        let dtype = (self.kind >> 16 & 0xff).checked_sub(1).and_then(|code| Dtype::from_xla(code as i32));
-        let [source, recvtag, dest, sendtag] = self.peers;
-        let words = slot.read(self.line);
-        let (line, forms) = Forms::split(&words);
-        let (ended, state) = match self.ended {
-            0 => (self.started, RecordState::Started),
-            ended if ended & FAILED == 0 => (ended, RecordState::Done),
-            ended => (ended, RecordState::Failed),
-        };
-        Some(Record {
-            ticket: self.ticket,
-            op: op.op,
-            phase,
-            reduction,
-            dtype,
-            comm: CommWords::decode(&slot.read(self.comm)),
-            line: line.into(),
-            forms: forms.into(),
-            sequence: self.number.into(),
-            count: self.count & ((1 << COUNT) - 1),
-            root: source,
-            source: if op.has_root { -1 } else { source },
-            dest,
-            recvtag,
-            sendtag,
-            started: self.started,
-            ended,
-            state,
-            is_pending: self.ended != 0 && self.ended & PENDING != 0,
-        })
-    }
+/// A record with the words of a rank's slot.
+pub fn record_of(plain: &Plain, slot: &Slot) -> Option<Record> {
+    let op = Op::TABLE.get(plain.kind as usize & 0xff)?;
+    let phase = match plain.kind >> 8 & 0xff {
+        0 => Phase::Whole,
+        1 => Phase::Start,
+        _ => Phase::Wait,
+    };
+    let reduction = match plain.kind >> 24 {
+        0 => None,
+        1 => Some("user-defined reduction".into()),
+        builtin => Builtin::ALL.get(builtin as usize - 2).map(|builtin| builtin.name().into()),
+    };
+    let dtype = (plain.kind >> 16 & 0xff).checked_sub(1).and_then(|code| Dtype::from_xla(code as i32));
+    let [source, recvtag, dest, sendtag] = plain.peers;
+    let (number, is_collective) = (u64::from(plain.number), op.is_collective());
+    let words = slot.text.read(plain.line);
+    let (line, forms) = Forms::split(&words);
+    let (ended, state) = match plain.ended {
+        0 => (plain.started, RecordState::Started),
+        ended if ended & FAILED == 0 => (ended, RecordState::Done),
+        ended => (ended, RecordState::Failed),
+    };
+    Some(Record {
+        ticket: plain.ticket,
+        op: op.op,
+        phase,
+        reduction,
+        dtype,
+        comm: CommWords::decode(&slot.text.read(plain.comm)),
+        line: line.into(),
+        forms: forms.into(),
+        sequence: if is_collective { number | u64::from(sendtag as u32) << 32 } else { number },
+        count: plain.count & ((1 << COUNT) - 1),
+        root: source,
+        source: if is_collective { -1 } else { source },
+        dest: if is_collective { -1 } else { dest },
+        recvtag,
+        sendtag: if is_collective { 0 } else { sendtag },
+        started: plain.started,
+        ended,
+        state,
+        is_pending: plain.ended != 0 && plain.ended & PENDING != 0,
+    })
 }
 
 /// The last `most` records of a rank that are wanted, the oldest first.
 fn wanted(slot: &Slot, most: usize, is_wanted: impl Fn(u64) -> bool) -> Vec<Record> {
     let raws = slot.records.iter().filter(|raw| is_wanted(raw.ended.load(Ordering::Relaxed)));
-    let mut found: Vec<Plain> = raws.filter_map(read_plain).filter(|plain| is_wanted(plain.ended)).collect();
+    let mut found: Vec<Plain> = raws.filter_map(Raw::read).filter(|plain| is_wanted(plain.ended)).collect();
     found.sort_by_key(|plain| plain.ticket);
-    found[found.len().saturating_sub(most)..].iter().filter_map(|plain| plain.record(slot)).collect()
+    found[found.len().saturating_sub(most)..].iter().filter_map(|plain| record_of(plain, slot)).collect()
 }
 
 /// All records of a rank.
@@ -337,6 +297,17 @@ pub fn last(slot: &Slot, count: usize) -> Vec<Record> {
 /// The operations that are running.
 pub fn running(slot: &Slot) -> Vec<Record> {
     wanted(slot, RECORDS, |ended| ended == 0)
+}
+
+/// Keeps the words on the board of operations that have not completed, and of the last ones.
+pub fn keep_words() {
+    let (slot, last) = (own(), count());
+    for plain in slot.records.iter().filter_map(Raw::read) {
+        if plain.ended == 0 || plain.ended & PENDING != 0 || plain.ticket + LAST > last {
+            slot.text.keep(plain.comm);
+            slot.text.keep(plain.line);
+        }
+    }
 }
 
 /// The nonblocking operations that have not been waited for.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::state::{Need, RankStatus, World};
 use crate::board::Slot;
-use crate::board::slot::{FREED, MIXED, PRINTS, THREADS};
+use crate::board::cell::{DOUBT, FREED, MIXED, PRINTS, THREADS};
 use crate::comm::CommId;
 use crate::comm::origin::ONLY_ONE;
 
@@ -35,7 +35,7 @@ pub struct Between {
 /// The last collectives of a rank, on the communicators on which their numbers can be compared.
 pub fn noted(slot: &Slot) -> Vec<Noted> {
     let known = slot.cells.iter().filter(|cell| ![0, u64::MAX].contains(&cell.id.load(Ordering::Acquire)));
-    let known = known.filter(|cell| !cell.has(FREED | THREADS | MIXED));
+    let known = known.filter(|cell| !cell.has(FREED | THREADS | MIXED | DOUBT));
     let of = |cell: &crate::board::Cell| {
         let last = cell.number.load(Ordering::Acquire);
         let numbers = (last + 1).saturating_sub(PRINTS as u64).max(1)..=last;

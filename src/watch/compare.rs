@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::between::Between;
 use super::{end, settings, watchdog};
-use crate::board::slot::{MIXED, Print, THREADS};
+use crate::board::cell::{DOUBT, MIXED, Print, THREADS};
 use crate::board::{Cell, Once, Slot, board, mix, own};
 use crate::call::{Call, Phase, Site};
 use crate::comm::{self, Comm, CommId};
@@ -22,6 +22,7 @@ use crate::ops::{Dtype, Forms, Op, Reduction};
 use crate::output::print;
 use crate::record::messages::{self, Difference};
 use crate::record::recorder::{self, Record, Running};
+use crate::system::signal;
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +40,8 @@ pub const DIFFERENT: i32 = 1;
 /// For how long an operation that differs is held: on the default communicator, until it is clear that no second thread uses the
 /// communicator; on another communicator, until all members have had time to come.
 const HOLD: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(3)];
-const PAUSE: Duration = Duration::from_millis(10);
+/// The shortest and the longest interval at which it is looked whether such an operation goes on.
+const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(10)];
 
 static CHECK: OnceLock<CheckLevel> = OnceLock::new();
 /// The program has asked for the default communicator, and may use it through mpi4py.
@@ -77,8 +79,7 @@ fn is_ours(comm: &Comm) -> bool {
 fn base(site: &Site) -> (u64, u64) {
     let mut hasher = DefaultHasher::new();
     // XLA packs ghost cells on some ranks, and the core does on others.
-    let widths = site.widths();
-    let op = if widths.is_some() { Op::HaloExchange } else { site.op };
+    let op = if site.forms.ghosts.is_empty() { site.op } else { Op::HaloExchange };
     (op.name_of(site.phase), site.reverse, site.forms.belongs_to()).hash(&mut hasher);
     if site.op.row().has_root {
         site.root.hash(&mut hasher);
@@ -89,7 +90,6 @@ fn base(site: &Site) -> (u64, u64) {
         // Handles differ from rank to rank.
         Some(Reduction::User(_)) => 1.hash(&mut hasher),
     }
-    widths.hash(&mut hasher);
     (hasher.finish(), messages::form(site))
 }
 
@@ -98,15 +98,23 @@ fn base(site: &Site) -> (u64, u64) {
 pub fn print_of(call: &Call, count: usize) -> (u64, u64) {
     let site = call.site;
     let &(base, form) = site.base.get_or_init(|| base(site));
-    let dtype = call.send.or(call.recv).map_or(0, |buffer| buffer.dtype().xla_code() as u64 + 1);
-    let count = if site.op.row().has_any_size() { 0 } else { count as u64 };
+    let dtype = call.send.or(call.recv).map(|buffer| buffer.dtype());
+    let bytes = if site.op.row().has_any_size() { 0 } else { count * dtype.map_or(1, Dtype::size) };
     // The blocks of a halo exchange have one data type, and are one operand where XLA packs them.
     let others = if call.others.is_empty() || site.halo.is_some() {
         0
     } else {
         call.others.iter().fold(0, |sum, (send, _)| mix(sum, send.dtype().xla_code() as u64))
     };
-    (mix(base ^ dtype << 56 ^ others, count), form)
+    (mix(base ^ others, bytes as u64) << DTYPE | dtype.map_or(0, |dtype| dtype.xla_code() as u64 + 1), form)
+}
+
+/// How many bits of a print are the data type.
+const DTYPE: u32 = 8;
+
+/// Whether the operations of two ranks differ in the data type alone.
+fn are_alike(one: &Print, other: &Print) -> bool {
+    one.print >> DTYPE == other.print >> DTYPE
 }
 
 // ---- With neighbors
@@ -117,16 +125,26 @@ fn neighbor(comm: &Comm, which: usize, number: u64) -> Option<(i32, &'static Cel
     let known = comm.neighbors[which].load(Ordering::Relaxed) - 1;
     // A rank may come later: it is looked for at some of the calls.
     let is_looked_for = || number.is_power_of_two() || number % 64 == 0;
-    let rank = if known >= 0 { known } else { is_looked_for().then(|| find_neighbor(comm, which))?? };
+    let rank =
+        if known >= 0 { known } else { is_looked_for().then(|| find_neighbor(comm, which, number))?? };
     Some((rank, cell_of(comm, rank)?))
 }
 
+/// How many different neighbors a rank has: in a communicator of two ranks, both are the same rank.
+#[inline]
+fn neighbors(comm: &Comm) -> usize {
+    comm.size.min(3) as usize - 1
+}
+
 #[cold]
-fn find_neighbor(comm: &Comm, which: usize) -> Option<i32> {
+fn find_neighbor(comm: &Comm, which: usize, number: u64) -> Option<i32> {
     let step = |distance| if which == 0 { comm.rank + distance } else { comm.rank - distance + comm.size };
     let mut around = (1..comm.size).filter_map(|distance| comm.world_rank(step(distance) % comm.size));
     let rank = around.find(|&rank| board().slot(rank).is_some())?;
     comm.neighbors[which].store(rank + 1, Ordering::Relaxed);
+    if number > 1 {
+        comm.cell().unchecked.fetch_or(1 << which, Ordering::Relaxed);
+    }
     Some(rank)
 }
 
@@ -148,12 +166,64 @@ pub fn before(call: &Call, running: &Running) -> Result<(), Error> {
         return Ok(());
     }
     let Some(ours) = own.print(number) else { return Ok(()) };
-    // In a communicator of two ranks, both neighbors are the same rank.
-    for which in 0..comm.size.min(3) as usize - 1 {
-        if let Some((rank, cell)) = neighbor(comm, which, number) {
-            check_print(call, running, &ours, (rank, cell))?;
+    for which in 0..neighbors(comm) {
+        if let Some((rank, cell)) = neighbor(comm, which, number)
+            && !check_print(call, running, &ours, (rank, cell))?
+        {
+            own.unchecked.fetch_or(1 << which, Ordering::Relaxed);
         }
     }
+    if own.unchecked.load(Ordering::Relaxed) == 0 { Ok(()) } else { check_past(call, running) }
+}
+
+/// Compares all collectives up to now with those of the neighbors with which some could not be compared one by one, because one rank was
+/// far ahead. That is possible when both ranks are at the same collective, or this rank is one ahead.
+#[cold]
+fn check_past(call: &Call, running: &Running) -> Result<(), Error> {
+    let (comm, number) = (&*call.site.comm, running.sequence());
+    let own = comm.cell();
+    for which in 0..neighbors(comm) {
+        let neighbor = neighbor(comm, which, number);
+        let Some((rank, cell)) = neighbor.filter(|_| own.unchecked.load(Ordering::Relaxed) & 1 << which != 0)
+        else {
+            continue;
+        };
+        let same = |number| Some(cell.past(number)? == own.own_past(number));
+        match [number, number - 1].into_iter().find_map(same) {
+            None => continue,
+            Some(false) => past_differs(call, running, (rank, cell))?,
+            Some(true) => {}
+        }
+        own.unchecked.fetch_and(!(1 << which), Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// A collective that was not compared when it ran differs from that of another rank.
+#[cold]
+fn past_differs(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> Result<(), Error> {
+    let comm = &*call.site.comm;
+    let is_ours = is_ours(comm) && !settings::builds_differ();
+    if is_ours {
+        std::thread::sleep(HOLD[0]);
+    }
+    if comm.cell().has(THREADS | MIXED | DOUBT) || cell.has(THREADS | MIXED | DOUBT) {
+        return Ok(());
+    }
+    let me = comm.world_rank(comm.rank).unwrap_or(0);
+    let of = |rank| records_of(rank, comm.comm_id());
+    let (own, its) = (of(me), of(rank));
+    let found = own.iter().find_map(|one| {
+        let other = its.iter().find(|other| other.sequence == one.sequence)?;
+        (kind_of(one) != kind_of(other)).then(|| [one.to_string(), other.to_string()])
+    });
+    let unknown = || format!("a collective before #{} on {}", running.sequence(), comm.key);
+    let [one, other] = found.unwrap_or_else(|| [unknown(), unknown()]);
+    let texts = [(me, one), (rank, other)];
+    if is_ours {
+        return Err(call.site.error(Cause::Mismatch { report: end_with(&texts) }));
+    }
+    doubt(comm, &texts);
     Ok(())
 }
 
@@ -169,35 +239,41 @@ pub fn after(call: &Call, running: &Running) -> Result<(), Error> {
     let ours = comm.cell().print(number).filter(|_| !comm.cell().has(THREADS | MIXED));
     let root = comm.world_rank(site.root).and_then(|root| Some((root, cell_of(comm, root)?)));
     match (ours, root) {
-        (Some(ours), Some(root)) => check_print(call, running, &ours, root),
+        (Some(ours), Some(root)) => check_print(call, running, &ours, root).map(|_| ()),
         _ => Ok(()),
     }
 }
 
+/// Compares a collective with that of another rank. Returns false if the other rank is so far ahead that this was not possible.
 #[inline]
 fn check_print(
     call: &Call,
     running: &Running,
     ours: &Print,
     (rank, cell): (i32, &Cell),
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let number = running.sequence();
     if cell.repeats(number, ours) {
-        return Ok(());
+        return Ok(true);
     }
     match cell.print(number) {
-        Some(its) if its.print != ours.print => hold(call, running, (rank, cell)),
-        Some(its) if !messages::are_forms_equal(its.form, ours.form) => {
-            other_form(call, running, rank);
-            Ok(())
+        // Where numbers may be shifted, only a difference in the data type alone is likely to be a mistake.
+        Some(its) if its.print != ours.print => {
+            let is_alike = are_alike(ours, &its);
+            if is_alike || !call.site.comm.cell().has(DOUBT) {
+                hold(call, running, (rank, cell), is_alike)?;
+            }
         }
-        _ => Ok(()),
+        Some(its) if !messages::are_forms_equal(its.form, ours.form) => other_form(call, running, rank),
+        Some(_) => {}
+        None => return Ok(!cell.has_come(number)),
     }
+    Ok(true)
 }
 
 /// The operation differs from that of another rank: holds it until that is certain, or turns out to be something else.
 #[cold]
-fn hold(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> Result<(), Error> {
+fn hold(call: &Call, running: &Running, (rank, cell): (i32, &Cell), is_alike: bool) -> Result<(), Error> {
     let (comm, number, start) = (&*call.site.comm, running.sequence(), Instant::now());
     let ours = is_ours(comm);
     // Other builds may compare other things.
@@ -205,53 +281,56 @@ fn hold(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> Result<()
         comm.cell().set(MIXED);
         return Ok(());
     }
+    recorder::keep_words();
+    if let Some(slot) = board().slot(rank) {
+        signal::ring(&slot.bell); // its watchdog does the same
+    }
+    let mut pause = PAUSES[0];
     loop {
         if comm.cell().has(THREADS | MIXED) || cell.has(THREADS | MIXED) {
             return Ok(());
         }
-        if is_other_plan(call, running, (rank, cell)) {
+        if is_other_exchange(call, running, (rank, cell)) {
             return different(call, running, rank);
         }
         let has_passed =
             cell.number.load(Ordering::Acquire) > number || cell.running.load(Ordering::Acquire) == 0;
         let held = start.elapsed();
-        if ours && held > HOLD[0] || (held > HOLD[1] && are_all_in(comm) && is_certain(call, running, rank)) {
+        if ours && held > HOLD[0]
+            || (held > HOLD[1] && are_all_in(comm) && (is_alike || is_certain(call, running, rank)))
+        {
             return different(call, running, rank);
         }
         if !ours && (has_passed || held > HOLD[1]) {
-            comm.cell().set(MIXED);
-            // Two that differ in the data type alone are hardly two that mpi4py's have shifted.
-            if !has_passed || are_alike(call, running, rank) {
-                say_doubt(&texts(call, running, rank), WHY_MIXED);
-            }
+            doubt(comm, &texts(call, running, rank));
             return Ok(());
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(PAUSES[1]);
     }
 }
 
-/// Whether two ranks exchange the rows of different plans, and the collective before was the same. Then mpi4py has not shifted
-/// the numbers, because mpi4py exchanges no rows of plans.
-fn is_other_plan(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> bool {
+/// Whether two ranks exchange the rows of different plans, ghost cells of different axes, or blocks of different transforms, and the
+/// collective before was the same. Then mpi4py has not shifted the numbers, because mpi4py does none of this.
+fn is_other_exchange(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> bool {
     let before = running.sequence() - 1;
     let print = |cell: &Cell| cell.print(before).map(|it| it.print);
     let its = its_record(call, running, rank).map(|its| its.forms).unwrap_or_default();
     let belong = [&*call.site.forms.belongs_to(), Forms::found_in(&its)];
-    belong.iter().all(|words| Forms::are_of_plan(words))
+    belong.iter().all(|words| Forms::are_of_this_package(words))
         && belong[0] != belong[1]
         && (before == 0 || print(call.site.comm.cell()) == print(cell))
 }
 
 /// Whether no part of mpi4py's explains the difference. Nobody gets past what waits for all ranks before this rank is in it; a rank may
-/// have done its part of anything else, be in a later operation, and wait for this one, which is held. What differs in the data
-/// type alone is taken for a mistake.
+/// have done its part of anything else, be in a later operation, and wait for this one, which is held.
 fn is_certain(call: &Call, running: &Running, rank: i32) -> bool {
     let waits_for_all = |it: &Record| {
         let op = matches!(it.op, Op::Allgather | Op::Allreduce | Op::Alltoall | Op::ReduceScatter);
         it.phase == Phase::Whole && (op && it.count > 0 || it.op == Op::Barrier)
     };
     let both = [running.record(), its_record(call, running, rank)];
-    both.iter().all(|it| it.as_ref().is_some_and(waits_for_all)) || are_alike(call, running, rank)
+    both.iter().all(|it| it.as_ref().is_some_and(waits_for_all))
 }
 
 /// Whether all members are on this host, and each is in a collective on the communicator.
@@ -269,31 +348,28 @@ fn its_record(call: &Call, running: &Running, rank: i32) -> Option<Record> {
 
 /// The record of a rank's collective of this number on a communicator.
 fn record_of(rank: i32, number: u64, comm: CommId) -> Option<Record> {
-    let is_it = |record: &Record| {
-        record.sequence == number
-            && record.comm.id == comm
-            && record.op.row().is_collective()
-            && record.phase != Phase::Wait
-    };
-    let records = board().slot(rank).map(recorder::records).unwrap_or_default();
-    records.into_iter().rev().find(is_it)
+    records_of(rank, comm).into_iter().rev().find(|record| record.sequence == number)
 }
 
-/// Whether the operations of two ranks differ in the data type alone.
-fn are_alike(call: &Call, running: &Running, rank: i32) -> bool {
-    let of = |it: Record| {
-        let size = it.dtype.map_or(0, Dtype::size) as u64;
-        let root = if it.op.row().has_root { it.root } else { 0 };
-        (it.op, it.phase, it.reduction, root, it.count * size)
-    };
-    let (own, its) = (running.record(), its_record(call, running, rank));
-    own.is_some() && own.map(of) == its.map(of)
+/// The records of a rank's collectives on a communicator.
+fn records_of(rank: i32, comm: CommId) -> Vec<Record> {
+    let is_of = |it: &Record| it.comm.id == comm && it.op.row().is_collective() && it.phase != Phase::Wait;
+    let records = board().slot(rank).map(recorder::records).unwrap_or_default();
+    records.into_iter().filter(is_of).collect()
+}
+
+/// What must be equal in the records of two ranks.
+fn kind_of(it: &Record) -> (Op, Phase, Option<&str>, i32, Option<Dtype>, u64) {
+    let row = it.op.row();
+    let root = if row.has_root { it.root } else { 0 };
+    let count = if row.has_any_size() { 0 } else { it.count };
+    (it.op, it.phase, it.reduction.as_deref(), root, it.dtype, count)
 }
 
 /// The operations of this rank and of another one, in words.
 fn texts(call: &Call, running: &Running, rank: i32) -> [(i32, String); 2] {
     let comm = &*call.site.comm;
-    let own = running.record().map_or_else(String::new, |record| with_widths(call, &record));
+    let own = running.record().map_or_else(String::new, |record| record.to_string());
     let (its, forms) = its_record(call, running, rank)
         .map_or_else(|| ("another operation".into(), String::new()), |its| (its.to_string(), its.forms));
     let belong = [&*call.site.forms.belongs_to(), Forms::found_in(&forms)];
@@ -315,7 +391,9 @@ fn listed(texts: &[(i32, String)]) -> String {
 const OTHER_ORDER: &str = "\n  The ranks run collectives over the axes of the mesh in different orders: write the names of the axes in \
      a list. A loop over a set of names has another order in each process";
 const OFF: &str = "(MPI4JAX_CHECK=0: they are not compared)";
-const WHY_MIXED: &str = "ranks may also use the communicator through mpi4py, so the job goes on";
+const WHY_MIXED: &str = "ranks may also use the communicator through mpi4py, so the job goes on; from now on, only the data types of \
+     equal operations are compared on it";
+const WHY_MESSAGE: &str = "ranks may also use the communicator through mpi4py, so the job goes on";
 const WHY_FORM: &str =
     "leaves of different names or shapes have the same bytes and may be confused, so the job goes on";
 
@@ -337,7 +415,7 @@ fn end_or_doubt(texts: &[(i32, String)], is_default: bool) {
     if is_default && !SHARED.load(Ordering::Relaxed) {
         end_with(texts);
     } else {
-        say_doubt(texts, WHY_MIXED);
+        say_doubt(texts, WHY_MESSAGE);
     }
 }
 
@@ -360,12 +438,24 @@ pub fn between_hosts(found: &Between, other: &str) {
     end_or_doubt(&texts, comm::is_default(CommId::of_cell(cell).class));
 }
 
+/// The collectives of a communicator may not match: says so once, and goes on.
+#[cold]
+fn doubt(comm: &Comm, texts: &[(i32, String)]) {
+    comm.cell().set(DOUBT);
+    if board().is_first_doubt(comm.shared_id()) {
+        print_doubt(texts, WHY_MIXED);
+    }
+}
+
 fn say_doubt(texts: &[(i32, String)], why: &str) {
     if board().is_first_to(Once::Doubt) {
-        let rank = board().rank;
-        let lines = listed(texts);
-        print(&format!("r{rank} | mpi4jax: the operations of the ranks may not match {OFF}: {why}{lines}\n"));
+        print_doubt(texts, why);
     }
+}
+
+fn print_doubt(texts: &[(i32, String)], why: &str) {
+    let (rank, lines) = (board().rank, listed(texts));
+    print(&format!("r{rank} | mpi4jax: the operations of the ranks may not match {OFF}: {why}{lines}\n"));
 }
 
 #[cold]
@@ -390,11 +480,4 @@ pub fn message(found: &Difference) {
     } else {
         end_or_doubt(&texts, found.is_default);
     }
-}
-
-/// A record, with the ghost cells of a halo exchange: `..., widths 1+1 and 2+0`.
-pub fn with_widths(call: &Call, record: &Record) -> String {
-    let Some(widths) = call.site.widths() else { return record.to_string() };
-    let widths = widths.iter().map(|width| format!("{}+{}", width.low, width.high));
-    format!("{record}, widths {}", widths.collect::<Vec<_>>().join(" and "))
 }

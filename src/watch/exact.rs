@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::compare::{CheckLevel, check_level, print_of, with_widths};
+use super::compare::{CheckLevel, check_level, print_of};
 use crate::call::Call;
 use crate::comm::{Comm, Comparison, Group};
 use crate::error::{Cause, Error};
@@ -45,7 +45,7 @@ pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> 
         return Ok(None);
     }
     let Some(record) = running.record() else { return Ok(None) };
-    let mut words = with_widths(call, &record);
+    let mut words = record.to_string();
     if !call.site.forms.sent.is_empty() {
         words += &format!(", of {}", call.site.forms.sent);
     }
@@ -59,7 +59,7 @@ pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> 
 #[cold]
 fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
     let (comm, forms) = (&call.site.comm, &call.site.forms);
-    let own = [with_widths(call, record), forms.belongs_to(), format!(", of {}", forms.sent)];
+    let own = [record.to_string(), forms.belongs_to(), format!(", of {}", forms.sent)];
     let all = Group::Of(comm).all_bytes(&serde_json::to_vec(&own).unwrap_or_default())?;
     let all: Vec<[String; 3]> =
         all.iter().map(|text| serde_json::from_slice(text).unwrap_or_default()).collect();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::board::slot::printable;
+use crate::board::words::printable;
 use crate::board::{Life, Slot, board, own};
 use crate::sync::lock;
 use crate::system::{signal, this_thread};

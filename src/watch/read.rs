@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering;
 use super::between;
 use super::python::{self, Place};
 use super::state::{Need, Peer, RankStatus, State, Wait, WaitId, World};
+use crate::board::cell::FREED;
 use crate::board::ranks::Ranks;
-use crate::board::slot::{FREED, milliseconds};
+use crate::board::slot::milliseconds;
 use crate::board::{Life, Slot, board, own};
 use crate::comm::CommId;
 use crate::comm::origin::FREED as FREED_ORIGIN;
@@ -17,7 +18,7 @@ use crate::system::os;
 use crate::system::process::{self, ProcessState};
 
 /// How many of its last operations a report has.
-const LAST: usize = 8;
+const LAST: usize = recorder::LAST as usize;
 /// After this time a watchdog that has not looked gets no time, in milliseconds.
 const SILENT: u64 = 12_000;
 /// For how long a thread that has used the processor counts as one that goes on.

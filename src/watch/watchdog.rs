@@ -164,6 +164,7 @@ impl Observer {
         self.clock += passed;
         own().looked.store(milliseconds(), Ordering::Relaxed);
         timeline::flush();
+        recorder::keep_words();
         python::pass_on();
         default::serve(self.watchdog);
         self.waits.update(passed, &self.limit());

@@ -13,7 +13,7 @@ use crate::call::{Envelope, Operand, Phase, Site};
 use crate::comm::Comm;
 use crate::error::{Cause, Error};
 use crate::ops::{
-    Forms, Halo, HaloFields, Op, Parts, PartsFields, Ragged, RaggedFields, Reduction, Width, named_line,
+    Forms, Halo, HaloFields, Op, Parts, PartsFields, Ragged, RaggedFields, Reduction, named_line,
 };
 use crate::transport::RequestLayout;
 
@@ -41,8 +41,6 @@ pub struct Description {
     #[serde(default)]
     status: usize,
     halo: Option<HaloFields>,
-    /// Of an exchange of ghost cells that XLA packs.
-    widths: Option<Box<[Width]>>,
     parts: Option<PartsFields>,
     ragged: Option<RaggedFields>,
     #[serde(default)]
@@ -101,7 +99,6 @@ impl Description {
             envelope: self.envelope,
             operand: self.operand,
             envelope_result: self.envelope_result,
-            widths: self.widths.clone(),
             forms: self.forms.clone(),
             may_be_short: self.may_be_short,
             location,

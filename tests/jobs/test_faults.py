@@ -9,6 +9,7 @@ from pathlib import Path
 
 import faults_different
 import faults_ending
+import faults_hidden
 import faults_starting
 import faults_waiting
 import pytest
@@ -17,6 +18,7 @@ from mpi4py import MPI
 FAULTS = {
     **faults_starting.FAULTS,
     **faults_different.FAULTS,
+    **faults_hidden.FAULTS,
     **faults_waiting.FAULTS,
     **faults_ending.FAULTS,
 }

@@ -90,7 +90,6 @@ fn usual(source: &mut Source) -> Value {
             row.has_blocks,
             "halo",
             json!({
-                "widths": [[1, 1]],
                 "itemsize": 4,
                 "shapes": [[5]],
                 "sends": [[2, 0, [[1, 2]]], [2, 0, [[3, 4]]]],

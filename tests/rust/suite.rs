@@ -17,7 +17,6 @@ use _native::device::{Platform, is_on_cpu, set_device};
 use _native::error::Error;
 use _native::ops::{
     Buffer, Builtin, Class, Dtype, Extent, Face, Halo, HaloFields, Op, Part, Parts, PartsFields, Reduction,
-    Width,
 };
 use _native::transport::{Descriptor, Transport, set_count_limit, set_sleeps};
 
@@ -362,16 +361,14 @@ impl Suite<'_> {
     }
 
     /// An exchange of two blocks of rows of three cells in a ring.
-    fn ring(&self, dtype: Dtype, rows: usize, width: Width) -> Site {
+    fn ring(&self, dtype: Dtype, rows: usize, [low, high]: [usize; 2]) -> Site {
         let (rank, size) = (self.rank(), self.size());
         let [previous, next] = [rank + size - 1, rank + 1].map(|peer| (peer % size) as i32);
-        let Width { low, high } = width;
         let faces = |of: &[(i32, usize, usize)]| -> Vec<Face> {
             let of = of.iter().flat_map(|&(peer, start, end)| [(peer, 0, start, end), (peer, 1, start, end)]);
             of.map(|(peer, block, start, end)| (peer, block, vec![(start, end), (0, 3)])).collect()
         };
         let fields = HaloFields {
-            widths: vec![width],
             itemsize: dtype.size(),
             shapes: vec![vec![rows, 3]; 2],
             adjoint: false,
@@ -389,7 +386,7 @@ impl Suite<'_> {
         const ROW: usize = 3;
         let (rank, size) = (self.rank(), self.size());
         let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-        let (width, inner) = (Width { low: 1, high: 2 }, count + 2);
+        let (width, inner) = ([1, 2], count + 2);
         let rows = 1 + inner + 2;
         let row = ROW * dtype.size();
         let site = self.ring(dtype, rows, width);

@@ -69,4 +69,14 @@ def forms_of(op: Operation, how: How, avals: list[Any]) -> dict[str, str] | None
     words = {"sent": sent, "received": received}
     if isinstance(how.spmd, str):
         words["boundary"] = how.spmd
+    if isinstance(op, OfBlocks):
+        words["ghosts"] = _ghosts_in_words(op)
     return words if any(words.values()) else None
+
+
+def _ghosts_in_words(op: OfBlocks) -> str:
+    """Return the ghost cells of a halo exchange, which all ranks have alike."""
+    widths = " and ".join(f"{low}+{high}" for low, high in op.widths)
+    each = [" and ".join(f"-{axis}" for axis in axes) for axes in op.leaf_axes]  # from the end
+    words = f"widths {widths} along axes {' or '.join(dict.fromkeys(each))}"
+    return words + ", added to the cells that they are copies of" * op.adjoint

@@ -46,8 +46,12 @@ class Exchange:
         copy = source.place(rank % source.ranks)[1]
         self.incoming = Pieces.of(batch, target.block(rank), source, copy)
 
-    def send(self, message: jax.Array) -> jax.Array:
-        """Send the pieces of the old block, and return those of the new one."""
+    def send(self, message: jax.Array, name: str = "") -> jax.Array:
+        """Send the pieces of the old block, and return those of the new one.
+
+        Ranks compare the name of what the exchange is a part of, as that of a leaf.
+        """
         size = self._comm.Get_size()
         counts = self.outgoing.counts(size), self.incoming.counts(size)
-        return alltoallv(message, *counts, comm=self._comm)
+        received = alltoallv({name: message} if name else message, *counts, comm=self._comm)
+        return received[name] if isinstance(received, dict) else received

@@ -88,7 +88,9 @@ class Plan:
                 x = outgoing.pack(incoming.unpack(x))
             incoming = after
             if exchange:
-                x, incoming = exchange.send(x), exchange.incoming
+                axes = " and ".join(map(str, self.axes))
+                x = exchange.send(x, f"a transform along axes {axes} by {self.op}")
+                incoming = exchange.incoming
         return incoming.unpack(x)
 
 

@@ -34,7 +34,6 @@ class HaloExchange(OfBlocks, name="halo_exchange"):
         else:
             # The fields that `HaloFields` in `src/ops/halo.rs` reads.
             halo = {
-                "widths": self.widths,
                 "itemsize": avals[0].dtype.itemsize,
                 "shapes": [x.shape for x in avals],
                 "adjoint": self.adjoint,
@@ -54,9 +53,8 @@ class HaloExchange(OfBlocks, name="halo_exchange"):
         of_sent, of_received = (avals[0].update(shape=(it.size,)) for it in (sent, received))
         cells = low.local(lambda *xs: faces.packed(sent.boxes, xs, xs[0]), of_sent, *xs)
         parts = {"sends": sent.parts, "receives": received.parts}
-        attrs = {"parts": parts, "widths": self.widths}
         message = (cells, of_sent)
-        (cells,) = low.call("alltoallv", message, out=[of_received], in_place=False, **attrs)
+        (cells,) = low.call("alltoallv", message, out=[of_received], in_place=False, parts=parts)
 
         def unpacked(cells: Any, *xs: Any) -> Sequence[Any]:
             if not self.adjoint:

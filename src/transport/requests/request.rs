@@ -11,7 +11,7 @@ use crate::comm::Comparison;
 use crate::device::cuda::Event;
 use crate::error::{Cause, Error};
 use crate::ops::{Buffer, Dtype};
-use crate::record::recorder::Plain;
+use crate::record::recorder::{self, Plain};
 use crate::record::{events, log};
 use crate::sync::lock;
 
@@ -170,7 +170,7 @@ impl Request {
     }
 
     pub fn words(&self) -> String {
-        let record = self.record.as_ref().and_then(|record| record.record(own()));
+        let record = self.record.as_ref().and_then(|record| recorder::record_of(record, own()));
         record.map_or_else(|| self.site.name().to_owned(), |record| record.to_string())
     }
 }
