@@ -4,8 +4,8 @@
 
 The equation is that of stationary heat conduction, -div(k grad u) = f, on the unit square with
 u = 0 at its walls. Values are at cell centers, and blocks of cells are distributed over the ranks.
-One V-cycle is the preconditioner: Chebyshev iterations smooth the error on each grid, and each rank
-solves the coarsest grid directly. The number of iterations hardly depends on the number of cells.
+One V-cycle is the preconditioner, `mpi4jax.linalg.multigrid`, which calls `operator` for each grid.
+The number of iterations hardly depends on the number of cells.
 
 The conductivity k is then recovered from the temperature u that it gives, by gradient descent for
 its logarithm in each cell. The misfit is 1/2 int |grad(u - u_observed)|^2, and its gradient is that
@@ -16,7 +16,6 @@ import argparse
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from mpi4py import MPI
 
 import mpi4jax.notoken as mpi4jax
@@ -26,16 +25,6 @@ jax.config.update("jax_enable_x64", True)  # float32 rounds residuals of fine gr
 comm = MPI.COMM_WORLD
 CART = comm.Create_cart(MPI.Compute_dims(comm.size, 2), periods=[False, False])
 COARSEST = 8  # cells along each axis
-
-
-def blocks(levels):
-    """Return this rank's block of each grid, from the finest to the coarsest."""
-    coarsest = mpi4jax.grids.Block((COARSEST, COARSEST), CART, width=1)
-    lengths = [np.diff(coarsest.layout.ends(axis)) for axis in (0, 1)]
-    return [
-        mpi4jax.grids.Block((COARSEST * f,) * 2, CART, width=1, cuts=[f * n for n in lengths])
-        for f in (2**level for level in reversed(range(levels)))
-    ]
 
 
 def operator(block, k):
@@ -58,76 +47,6 @@ def operator(block, k):
     return apply, cells * (x_faces[1:] + x_faces[:-1] + y_faces[:, 1:] + y_faces[:, :-1])
 
 
-def smoother(apply, diagonal, steps=2):
-    """Return Chebyshev iterations that start from zero, for eigenvalues between 0.5 and 2.
-
-    Those of the operator divided by its diagonal are at most 2. Adams et al., J. Comput. Phys. 188,
-    2003.
-    """
-    middle, half = 1.25, 0.75
-
-    def smooth(r):
-        rho = half / middle
-        step = r / diagonal / middle
-        u = step
-        for _ in range(steps):
-            r = r - apply(step)
-            last, rho = rho, 1 / (2 * middle / half - rho)
-            step = rho * last * step + 2 * rho / half * r / diagonal
-            u = u + step
-        return u
-
-    return smooth
-
-
-def prolong(block, u):
-    """Interpolate linearly to the grid with twice the cells along each axis."""
-    u = mpi4jax.halo_exchange(block.with_ghosts(u), block, border=mpi4jax.grids.dirichlet(0.0))
-    for axis in (0, 1):
-        below, center, above = (
-            jax.lax.slice_in_dim(u, k, u.shape[axis] - 2 + k, axis=axis) for k in range(3)
-        )
-        pair = [0.75 * center + 0.25 * below, 0.75 * center + 0.25 * above]
-        shape = [n * 2 if k == axis else n for k, n in enumerate(center.shape)]
-        u = jnp.stack(pair, axis + 1).reshape(shape)
-    return u
-
-
-def direct(block, apply):
-    """Return a solver of the coarsest grid: each rank has the inverse of the whole matrix."""
-    shape, n = block.global_shape, COARSEST**2
-
-    def gathered(x):  # the cells of all ranks, in a row
-        return mpi4jax.allreduce(jnp.zeros(shape).at[block.slices].set(x), comm=comm).ravel()
-
-    unit_vectors = jnp.eye(n).reshape(n, *shape)
-    matrix = jax.vmap(lambda u: gathered(apply(u[block.slices])))(unit_vectors)
-    inverse = jnp.linalg.inv(matrix)
-    return lambda r: (inverse @ gathered(r)).reshape(shape)[block.slices]
-
-
-def v_cycle(grids, k):
-    """Return one multigrid cycle for the first of these grids, as a preconditioner."""
-    block, *coarser = grids
-    apply, diagonal = operator(block, k)
-    if not coarser:
-        return direct(block, apply)
-    smooth = smoother(apply, diagonal)
-    below = coarser[0].shape
-    means = lambda x: x.reshape(below[0], 2, below[1], 2).mean((1, 3))  # noqa: E731
-    correct = v_cycle(coarser, means(k))
-    upwards = lambda u: prolong(coarser[0], u)  # noqa: E731
-    downwards = jax.linear_transpose(upwards, jnp.zeros(below))
-
-    def cycle(r):
-        u = smooth(r)
-        (coarse,) = downwards(r - apply(u))
-        u = u + upwards(correct(coarse / 4))
-        return u + smooth(r - apply(u))
-
-    return cycle
-
-
 def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
@@ -135,19 +54,20 @@ def main():
     )
     parser.add_argument("--steps", type=int, default=40, help="of gradient descent")
     options = parser.parse_args()
-    grids = blocks(options.levels)
-    n = grids[0].global_shape[0]
-    x, y = grids[0].make(lambda i, j: ((i + 0.5) / n, (j + 0.5) / n))
-    x, y = grids[0].without_ghosts((x, y))
-    laplace, _ = operator(grids[0], jnp.ones_like(x))
+    n = COARSEST * 2 ** (options.levels - 1)
+    block = mpi4jax.grids.Block((n, n), CART, width=1)
+    x, y = block.make(lambda i, j: ((i + 0.5) / n, (j + 0.5) / n))
+    x, y = block.without_ghosts((x, y))
+    laplace, _ = operator(block, jnp.ones_like(x))
 
     def total(x):
         return mpi4jax.allreduce(x.sum(), comm=comm) / n**2
 
     def temperature(log_k, preconditioned=True):
         k = jnp.exp(log_k)
-        M = v_cycle(grids, jax.lax.stop_gradient(k)) if preconditioned else None
-        apply, _ = operator(grids[0], k)
+        cycle = mpi4jax.linalg.multigrid(block, operator, k, levels=options.levels)
+        M = cycle if preconditioned else None
+        apply, _ = operator(block, k)
         return mpi4jax.linalg.cg(apply, jnp.ones_like(x), M=M, comm=comm, maxiter=1000)
 
     solve = jax.jit(temperature, static_argnums=1)

@@ -27,6 +27,7 @@ from ._numerics import krylov, pipelined as _pipelined
 from ._numerics.base import static_int
 from ._numerics.host import host_solve as host_solve
 from ._numerics.krylov import Info, Reason, check, solve, wide_of
+from ._numerics.multigrid import multigrid as multigrid
 from ._numerics.space import Space, Vector
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "host_solve",
     "lsmr",
     "minres",
+    "multigrid",
     "norm",
     "vdot",
 ]
@@ -159,12 +161,11 @@ def block_jacobi(blocks: Any) -> Callable[[Any], Any]:
 
 def _space(op: str, comm: MPI.Intracomm | None, reproducible: bool, **fewer: bool) -> Space:
     """Return the space of a method that may take fewer reductions."""
-    for name, value in fewer.items():
-        if value and reproducible:
-            raise ValueError(
-                f"{op}: arguments '{name}' and 'reproducible' are both True; a reproducible inner "
-                "product takes two reductions, one after the other. Pass one of them"
-            )
+    if reproducible and any(fewer.values()):
+        raise ValueError(
+            f"{op}: arguments '{next(iter(fewer))}' and 'reproducible' are both True; a "
+            "reproducible inner product takes two reductions. Pass one of them"
+        )
     return Space(comm, reproducible)
 
 
