@@ -25,7 +25,7 @@ from .._jax import compat
 from .._job.flush import last, started_here
 from .._op.comm import Comm, Reduction, Status
 from .._op.manual import boundary
-from .._op.operation import OFFSET, PEERS, Call, How, Message, Operation, Receiving, Reducing
+from .._op.operation import OFFSET, PEERS, PLAIN, Call, How, Message, Operation, Receiving, Reducing
 from .._op.packing import bind_trees, check_summands, holds_numpy, leaf_paths, pack_arguments
 from .._op.primitive import OPERANDS
 
@@ -219,7 +219,8 @@ def run(call: Call, with_token: bool = False) -> Any:
         # Not the communicator, which the key would keep alive.
         comm, *fields = op.__dict__.values()
         place = caller.f_code.co_filename, caller.f_lineno
-        called = place, with_token, boundary(), how, op.__class__, comm.number
+        # The plain way needs no hash.
+        called = place, with_token, boundary(), how is PLAIN or how, op.__class__, comm.number
         key = (*called, *fields, *map(_aval, args))
         known = _calls.get(key)
         if known is not None and compat.caches_are_kept():

@@ -312,7 +312,7 @@ def as_comm(op: str, comm: Any) -> Comm:
         RuntimeError: if MPI was finalized.
     """
     if comm is None:
-        return _default_comm()
+        return _default or _default_comm()
     found = _comms.get(_handleof(comm)) if isinstance(comm, MPI.Intracomm) else None
     if found is not None:
         return found

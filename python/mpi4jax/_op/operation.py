@@ -438,7 +438,8 @@ class Call(NamedTuple):
 
 def call(op: Operation, *arrays: Any, counts: tuple[Any, ...] = (), how: How = PLAIN) -> Any:
     """Return what the function of an operation returns: a :class:`Call`, which `define` has run."""
-    return Call(op, arrays, counts, how)
+    # Each eager call comes here, and `Call(...)` is one more call of a Python function.
+    return tuple.__new__(Call, (op, arrays, counts, how))
 
 
 def op_of(eqn: Any) -> Operation | None:
