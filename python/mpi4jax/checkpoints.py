@@ -35,6 +35,11 @@ class _Save:
     """A checkpoint that is being saved. All its methods are collective, except `write`."""
 
     def __init__(self, path: Any, tree: Any, layouts: Any, keep: Any, comm: MPI.Intracomm):
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(
+                f"save: argument 'path' must be a path, got {type(path).__name__}; the path comes "
+                "first: checkpoints.save(path, tree)"
+            )
         self.path, self.keep = Path(path), keep
         self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
         arrays, blocks = files.to_write("save", tree, layouts, comm, self._check)

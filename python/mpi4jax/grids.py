@@ -90,6 +90,7 @@ class Block(Uncopied):
         self.rank = known.comm.rank if rank is None else rank_of("Block", "rank", rank, known.comm)
         self.global_shape = tuple(int(n) for n in shape)
         self.layout = known.layout(self.global_shape)
+        self._has_wide_blocks = False
         self.slices = self.layout.block(self.rank)
         self.shape = tuple(s.stop - s.start for s in self.slices)
         self.offset = tuple(s.start for s in self.slices)
@@ -151,6 +152,13 @@ class Block(Uncopied):
     def inner_of(self, op: str, x: Any) -> Any:
         before = self._axes_before(op, x, [self.shape, self.padded_shape])
         return x if x.shape[before:] == self.shape else x[(..., *self.inner)]
+
+    def check_widths(self, op: str) -> None:
+        """Raise an error, on all ranks alike, if some rank's block has fewer cells than ``width``
+        says."""
+        if not self._has_wide_blocks:
+            Cuts(op, self, None, None).check_widths(self.layout)
+            self._has_wide_blocks = True
 
     def _axes_before(self, op: str, x: Any, expected: Sequence[tuple[int, ...]]) -> int:
         """Return the number of axes of an array before those of the block."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -13,7 +14,7 @@ from .._compile.lowering import lowering, register
 from .._diff.derivative import jvp, transpose
 from .._jax import traces
 from .._op.operation import Operation
-from .._op.other_names import check_keywords
+from .._op.other_names import check_call
 from .._op.primitive import OPERANDS, PRIMITIVES, abstract_eval, batch, split
 from .call import run
 from .eager import implementation
@@ -31,13 +32,14 @@ def define(op: type[Operation]) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         op.prepare = staticmethod(function)
+        signature = inspect.signature(function)
 
         @functools.wraps(function)
         def operation(*args: Any, **kwargs: Any) -> Any:
             try:
                 call = function(*args, **kwargs)
             except TypeError:
-                check_keywords(op.name, kwargs)
+                check_call(op.name, signature, args, kwargs)
                 raise
             return run(call)
 

@@ -145,7 +145,7 @@ def derivative_of_reduction(
     if name not in ("PROD", "MAX", "MIN"):
         raise NotImplementedError(
             f"{op.name}: reduction {name} has no derivative; "
-            "expected one of SUM, PROD, MAX, MIN (or use jax.lax.stop_gradient on the input)"
+            "expected one of SUM, MEAN, PROD, MAX, MIN (or use jax.lax.stop_gradient on the input)"
         )
     if type(op).tangent is Operation.tangent:
         raise NotImplementedError(f"{op.name}: reduction {name} has no derivative; expected SUM")

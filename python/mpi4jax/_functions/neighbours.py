@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .._call.call import run
-from .._op.comm import Comm, as_comm
+from .._op.comm import Comm, as_comm, check_not_null
 from .._op.operation import OPERATIONS, Call, T
 from .._op.packing import as_array, zeros_like
 from .._requests.nonblocking import nonblocking
@@ -31,7 +31,8 @@ class _Edges:
     """
 
     def __init__(self, op: str, comm: Any):
-        kind = comm.Get_topology() if isinstance(comm, MPI.Intracomm) and comm else None
+        check_not_null(op, "comm", comm)
+        kind = comm.Get_topology() if isinstance(comm, MPI.Intracomm) else None
         if kind not in _KINDS:
             raise TypeError(
                 f"{op}: argument 'comm' must be a communicator with a topology, such as "

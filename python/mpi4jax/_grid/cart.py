@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from .._op.comm import Comm, as_comm, static_int
+from .._op.comm import Comm, as_comm, check_not_null, static_int
 
 
 def as_cart(op: str, cart: Any) -> Comm:
     """Return the :class:`Comm` of a Cartesian communicator."""
-    is_cart = isinstance(cart, MPI.Intracomm) and cart != MPI.COMM_NULL
-    if not is_cart or cart.Get_topology() != MPI.CART:
+    check_not_null(op, "cart", cart)
+    if not isinstance(cart, MPI.Intracomm) or cart.Get_topology() != MPI.CART:
         raise TypeError(
             f"{op}: argument 'cart' must be a communicator with a Cartesian topology, such as "
             f"MPI.COMM_WORLD.Create_cart(dims, periods), or a grids.Block, got "
@@ -116,6 +116,8 @@ def grid_of(
     n = None
     if hasattr(cart, "padded_shape"):
         n = len(cart.padded_shape)
+        if x is not None:
+            cart.check_widths(op)
         for leaf in jax.tree.leaves(x):
             shape = jnp.shape(leaf)
             if shape[len(shape) - n :] != cart.padded_shape:

@@ -37,6 +37,19 @@ def _anything(value: str) -> None:
     """Accept any value: the core checks it, with a better message."""
 
 
+def _is_writable(directory: str) -> bool:
+    return os.path.isdir(directory) and os.access(directory, os.W_OK)
+
+
+def _directory(value: str) -> str | None:
+    return None if _is_writable(value) else "a directory that exists and can be written"
+
+
+def _file(value: str) -> str | None:
+    parent = os.path.dirname(os.path.abspath(value))
+    return None if _is_writable(parent) else "a file in a directory that exists and can be written"
+
+
 _SWITCH = _one_of(*FALSE, *TRUE)
 
 RULES: dict[str, Rule] = {
@@ -44,7 +57,7 @@ RULES: dict[str, Rule] = {
     "MPI4JAX_CHECK": _one_of("samples", *FALSE, *TRUE),
     "MPI4JAX_DEADLOCK_AFTER": _seconds("0 to never abort"),
     "MPI4JAX_DEBUG": _SWITCH,
-    "MPI4JAX_DUMP_DIR": _anything,
+    "MPI4JAX_DUMP_DIR": _directory,
     "MPI4JAX_LIBCUDA": _anything,
     "MPI4JAX_LIBHIP": _anything,
     "MPI4JAX_LIBNCCL": _anything,
@@ -58,7 +71,7 @@ RULES: dict[str, Rule] = {
     "MPI4JAX_REPORT_AFTER": _seconds("0 for no lines"),
     "MPI4JAX_STAGING_MIB": _anything,
     "MPI4JAX_TIMEOUT": _seconds("0 for no timeout"),
-    "MPI4JAX_TRACE": _anything,
+    "MPI4JAX_TRACE": _file,
     "MPI4JAX_TRANSPORT": _anything,
     "MPI4JAX_USE_CUDA_MPI": _anything,
     "MPI4JAX_USE_HIP_MPI": _anything,

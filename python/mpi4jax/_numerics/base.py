@@ -22,6 +22,7 @@ from .._op.arguments import from_end as from_end, rank_of as rank_of
 from .._op.comm import (
     Uncopied as Uncopied,
     as_comm as as_comm,
+    check_not_null as check_not_null,
     given_or_default as given_or_default,
     static_int as static_int,
     waits_in as waits_in,

@@ -303,6 +303,15 @@ def static_int(op: str, name: str, value: Any, expected: str) -> int:
     )
 
 
+def check_not_null(op: str, name: str, comm: Any) -> None:
+    """Raise an error if a communicator in an argument is the null communicator."""
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise ValueError(
+            f"{op}: argument '{name}' is the null communicator: it was freed, or Split or Create "
+            "left this rank out; expected a communicator that has this rank"
+        )
+
+
 def as_comm(op: str, comm: Any) -> Comm:
     """Return the :class:`Comm` of an mpi4py communicator.
 
@@ -316,11 +325,7 @@ def as_comm(op: str, comm: Any) -> Comm:
     found = _comms.get(_handleof(comm)) if isinstance(comm, MPI.Intracomm) else None
     if found is not None:
         return found
-    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
-        raise ValueError(
-            f"{op}: argument 'comm' is the null communicator: it was freed, or Split or Create "
-            "left this rank out; expected a communicator that has this rank"
-        )
+    check_not_null(op, "comm", comm)
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(
             f"{op}: argument 'comm' must be an mpi4py.MPI.Intracomm or None, "

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
+
+from mpi4py import MPI
 
 from .._setup.loader import page
 
@@ -42,6 +46,10 @@ _KEYWORDS = {
     "token": "operations without tokens run in program order. Leave it out, and the result comes "
     "without a token; or call mpi4jax.{op}, which has tokens unless MPI4JAX_NOTOKEN=1 is set",
 }
+_PREDEFINED = (
+    *("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR"),
+    *("MINLOC", "MAXLOC"),
+)
 _REDUCTIONS = {
     "add": "MPI.SUM",
     "avg": "mpi4jax.MEAN",
@@ -70,11 +78,56 @@ def missing_from(module: str, public: Iterable[str]) -> Callable[[str], Any]:
         words = f"module {module!r} has no attribute {name!r}"
         if name in _FUNCTIONS:
             words += f"; use {_FUNCTIONS[name]} (see {page('from-shard-map.md')})"
+        elif name in (*_PREDEFINED, "COMM_WORLD", "Op", "ANY_SOURCE", "ANY_TAG", "PROC_NULL"):
+            words += f"; use MPI.{name}, with: from mpi4py import MPI"
         elif name.lower() in ours:  # mpi4py's names for arrays
             words += f"; use {name.lower()}"
         raise AttributeError(words, name=name, obj=sys.modules.get(module))
 
     return missing
+
+
+def _called(op: str, signature: inspect.Signature) -> str:
+    """Return how a function is called: its arguments without types and defaults."""
+    names: list[str] = []
+    for q in signature.parameters.values():
+        if q.kind is q.KEYWORD_ONLY and "*" not in names:
+            names.append("*")
+        names.append(q.name)
+    return f"{op}({', '.join(names)})"
+
+
+def check_call(
+    op: str, signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]
+) -> None:
+    """Raise an error that names the function if arguments do not fit its signature."""
+    check_keywords(op, kwargs)
+    names = [q.name for q in signature.parameters.values() if q.kind is not q.KEYWORD_ONLY]
+    unknown = [name for name in kwargs if name not in signature.parameters]
+    missing = [
+        name
+        for name in names[len(args) :]
+        if name not in kwargs and signature.parameters[name].default is inspect.Parameter.empty
+    ]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], signature.parameters, 1)
+        advice = f"; did you mean '{close[0]}'?" if close else ""
+        raise TypeError(
+            f"{op}: there is no argument '{unknown[0]}'; expected {_called(op, signature)}{advice}"
+        ) from None
+    if len(args) > len(names):
+        others = [q for q in signature.parameters if q not in names]
+        advice = f"pass the others by name: {', '.join(f'{q}=...' for q in others)}"
+        if isinstance(args[len(names)], MPI.Comm) and "comm" in others:
+            advice = "pass a communicator as comm=..."
+        raise TypeError(
+            f"{op}: takes {len(names)} positional arguments ({', '.join(names)}), got {len(args)}; "
+            f"{advice}"
+        ) from None
+    if missing:
+        raise TypeError(
+            f"{op}: argument '{missing[0]}' is missing; expected {_called(op, signature)}"
+        ) from None
 
 
 def check_keywords(op: str, given: dict[str, Any]) -> None:

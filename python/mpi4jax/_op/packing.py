@@ -26,7 +26,7 @@ from .operation import (
     Reducing,
     SendingAndReceiving,
 )
-from .primitive import bind, pvary_results
+from .primitive import bind, check_dtype, pvary_results, result_avals
 
 
 def _is_key(x: Any) -> bool:
@@ -371,7 +371,11 @@ def bind_trees(
         arity = arity_of(xs)
         if (arity, tree) != (q.arity, q.tree):
             q = q._replace(arity=arity, tree=tree)
-        out = bind(part, q, *itertools.chain(*xs), *numbers)
+        try:
+            out = bind(part, q, *itertools.chain(*xs), *numbers)
+        except (TypeError, ValueError) as error:
+            name_leaf(part, q, buffers, dtype, error)
+            raise
         n = part.count_results(q)
         if asks_envelope and part.returns:
             envelope = out[n]
@@ -383,6 +387,21 @@ def bind_trees(
             results[dtype] = pvary_results(part, out[:n])
     y = received.tree_type.from_results(results, before, after) if op.returns else None
     return (y, envelope) if op.row.is_ragged or asks_envelope else y
+
+
+def name_leaf(
+    op: Operation, how: How, trees: Sequence[TreeMessages], dtype: Any, error: Exception
+) -> None:
+    """Add to an error about an operand which leaf of a tree it is about."""
+    how = how._replace(arity=())
+    for tree in trees:
+        for i in tree.groups[dtype] if tree.names != ("",) else ():
+            try:
+                check_dtype(op, tree.leaves[i])
+                result_avals(op, how, [jax.typeof(tree.leaves[i])] * len(trees))
+            except (TypeError, ValueError) as found:
+                error.args = (f"{found}, at {tree.names[i]}",)
+                return
 
 
 def arity_of(arguments: Sequence[Sequence[Any]]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec
 
 from .._op.operation import OPERATIONS, Message
-from .._op.other_names import check_keywords
+from .._op.other_names import check_call
 from .request import CompositeRequest, R, Request
 from .start import start
 
@@ -38,8 +38,11 @@ def nonblocking(
     )
 
     def call(*args: P.args, **kwargs: P.kwargs) -> Request[R]:
-        check_keywords(f"i{name}", kwargs)
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            check_call(f"i{name}", signature, args, kwargs)
+            raise
         bound.apply_defaults()
         try:
             if prepare is None:

@@ -12,7 +12,7 @@ from .._call.call import with_traced_peers
 from .._op.arguments import ANY_SOURCE, ANY_TAG
 from .._op.manual import varying_operands
 from .._op.operation import PLAIN, Call, Operation, Receiving
-from .._op.packing import arity_of, check_reducible, compared, pack_arguments
+from .._op.packing import arity_of, check_reducible, compared, name_leaf, pack_arguments
 from .primitives import start_p
 from .request import Request, RequestKind
 
@@ -62,8 +62,11 @@ def begin(op: Operation, args: Sequence[Any]) -> Request[Any]:
         # Not weak: a loop may carry a request that another array was started with first.
         buffers.append(tuple(ShapedArray(x.shape, x.dtype) for x in xs))
         words = compared(op, [tree], dtype, int(before is not None))
-        handles += start_p.bind(
-            *xs, *numbers, op=op, how=how._replace(arity=arity_of([xs]), tree=words)
-        )
+        q = how._replace(arity=arity_of([xs]), tree=words)
+        try:
+            handles += start_p.bind(*xs, *numbers, op=op, how=q)
+        except (TypeError, ValueError) as error:
+            name_leaf(op, q, [tree], dtype, error)
+            raise
     kind = RequestKind(op, tree.tree_type, tuple(buffers))
     return Request([*handles, *numbers[: op.row.is_ragged]], kind)

@@ -17,9 +17,13 @@ from .request import CompositeRequest, R, Request, RequestKind
 
 def _handles(name: str, request: Any) -> tuple[Any, ...]:
     if not isinstance(request, Request):
+        several = isinstance(request, (list, tuple)) and any(
+            isinstance(each, Request) for each in request
+        )
         raise TypeError(
             f"{name}: argument 'request' must be a request, from iallreduce or another "
             f"nonblocking operation; got {type(request).__name__}: {request!r}"
+            f"{'; for several requests, use waitall' if several else ''}"
         )
     handles = request._all_handles()
     for handle in handles:

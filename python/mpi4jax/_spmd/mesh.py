@@ -244,6 +244,16 @@ def _shapes(axis_shapes: Any, known: Comm, names: tuple[str, ...]) -> tuple[int,
     if axis_shapes is None:
         comm = known.mpi
         axis_shapes = comm.dims if isinstance(comm, MPI.Cartcomm) else (known.size,)
+    is_names = isinstance(axis_shapes, str) or (
+        np.ndim(axis_shapes) == 1 and any(isinstance(n, str) for n in axis_shapes)
+    )
+    if is_names or np.ndim(axis_shapes) == 0:
+        meant = f"axis_names={axis_shapes!r}" if is_names else f"({axis_shapes},), {names}"
+        raise TypeError(
+            "Mesh: argument 'axis_shapes' must be the number of ranks along each axis, as of "
+            f"jax.make_mesh, got {type(axis_shapes).__name__}: {axis_shapes!r}; "
+            f"use mpi4jax.Mesh({meant})"
+        )
     # An array that contains 0 has numbers of devices, and no sizes.
     is_array = isinstance(axis_shapes, np.ndarray) and 0 in axis_shapes
     if is_array or np.ndim(axis_shapes) != 1 or np.asarray(axis_shapes).dtype == object:

@@ -19,7 +19,7 @@ from .._call.call import run
 from .._jax import compat
 from .._job.flush import last
 from .._op.operation import OPERATIONS
-from .._op.other_names import check_keywords
+from .._op.other_names import check_call
 
 
 def create_token(*args: Any) -> jax.Array:
@@ -93,7 +93,7 @@ def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 prepared = prepare(*args, **kwargs)
             except TypeError:
-                check_keywords(name, kwargs)
+                check_call(name, signature, args, kwargs)
                 raise
             result, new = run(prepared, with_token=True)
         return new if returns_nothing else (result, new)
