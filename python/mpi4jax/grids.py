@@ -154,8 +154,7 @@ class Block(Uncopied):
         return x if x.shape[before:] == self.shape else x[(..., *self.inner)]
 
     def check_widths(self, op: str) -> None:
-        """Raise an error, on all ranks alike, if some rank's block has fewer cells than ``width``
-        says."""
+        # All ranks know the lengths of all blocks, so all raise the error.
         if not self._has_wide_blocks:
             Cuts(op, self, None, None).check_widths(self.layout)
             self._has_wide_blocks = True

@@ -121,6 +121,15 @@ def test_errors_of_blocks():
         notoken.scatter_blocks(np.zeros((3 * SIZE - 1, 5)), cart, width=[3, 0])
 
 
+@pytest.mark.skipif(SIZE == 1, reason="one rank has the largest block")
+@pytest.mark.parametrize("f", [notoken.halo_exchange, notoken.halo_add, notoken.ihalo_exchange])
+def test_a_narrow_block_is_an_error_on_all_ranks(f):
+    """Also where the block of this rank has enough cells."""
+    block = grids.Block((3 * SIZE + 1,), cart_of((SIZE,), (True,)), width=4)
+    with pytest.raises(ValueError, match=rf"^{f.__name__}: .* a block of 3 cells along axis 0"):
+        f(jnp.zeros(block.padded_shape), block)
+
+
 def test_copies_of_a_block():
     block = grids.Block((2 * SIZE,), cart_of((SIZE,), (True,)), width=1)
     assert copy.copy(block) is copy.deepcopy({"block": block})["block"] is block
