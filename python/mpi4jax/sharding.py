@@ -102,6 +102,15 @@ class NamedSharding:
         """Communicator of all ranks of the mesh."""
         return self.mesh.comm(self.mesh.axis_names)
 
+    @property
+    def num_devices(self) -> int:
+        """Number of ranks of the mesh."""
+        return self.mesh.size
+
+    def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of this rank's block of an array of a global shape."""
+        return self.layout(global_shape).block_shape(self.comm.rank)
+
     def _key(self) -> Any:
         return self.mesh, self.spec, self.shape
 

@@ -28,6 +28,13 @@ def test_equal_meshes_are_one_object():
         pickle.dumps(mesh)
 
 
+def test_names_of_a_mesh_of_jax():
+    mesh = mpi4jax.Mesh((1, SIZE), ("i", "j"), (AxisType.Auto,) * 2)
+    assert not mesh.empty
+    assert mesh.devices.shape == (1, SIZE)
+    assert mesh.devices[0, mesh.coordinates["j"]] == RANK
+
+
 def test_communicators_are_freed_with_that_of_the_mesh():
     comm = COMM.Dup()
     mesh = mpi4jax.Mesh((1, SIZE, 1), ("a", "b", "c"), comm=comm)

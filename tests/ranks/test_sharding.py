@@ -55,6 +55,8 @@ def test_cut_and_join(spec, root):
     given = WHOLE if root in (None, RANK) else jax.ShapeDtypeStruct(SHAPE, np.float32)
     block = cut({"x": given}, spec, mesh=MESH, root=root)["x"]
     assert_equal(block, expected(spec))
+    assert sharding.shard_shape(SHAPE) == block.shape
+    assert sharding.num_devices == SIZE
     again = jax.jit(lambda x: join({"x": x}, {"x": sharding}, root=root)["x"])(block)
     assert_equal(again, WHOLE if root in (None, RANK) or spec == P() else block)
     assert_equal(make_array_from_callback(SHAPE, sharding, lambda i: WHOLE[i]), block)

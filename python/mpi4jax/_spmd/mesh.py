@@ -35,8 +35,8 @@ class Mesh(Uncopied):
             them may be -1, which stands for the remaining ranks. By default the dimensions of a
             Cartesian communicator, or one axis of all ranks.
         axis_names: a name for each axis, by default ``"i"``.
-        comm: communicator; by default a duplicate of ``COMM_WORLD``.
         axis_types: as in `jax.make_mesh`; all are ``AxisType.Auto``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Raises:
         TypeError: if an argument has a wrong type, such as an array of devices.
@@ -62,9 +62,9 @@ class Mesh(Uncopied):
         cls,
         axis_shapes: Sequence[int] | None = None,
         axis_names: str | Sequence[str] = ("i",),
+        axis_types: Sequence[AxisType] | None = None,
         *,
         comm: MPI.Intracomm | None = None,
-        axis_types: Sequence[AxisType] | None = None,
     ) -> Mesh:
         known = as_comm("Mesh", comm)
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
@@ -118,6 +118,16 @@ class Mesh(Uncopied):
     def size(self) -> int:
         """Number of ranks."""
         return math.prod(self.axis_sizes)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the mesh has no ranks: always false."""
+        return False
+
+    @property
+    def devices(self) -> np.ndarray[Any, Any]:
+        """Numbers of the ranks, in the shape of the mesh, where a mesh of JAX has its devices."""
+        return np.arange(self.size).reshape(self.axis_sizes)
 
     def comm(self, axes: str | Sequence[str]) -> MPI.Intracomm:
         """Return the communicator of the ranks that differ from this one along these axes only.
