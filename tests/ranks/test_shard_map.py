@@ -543,3 +543,55 @@ def test_gradients_are_one_message():
     for f, messages in ((jax.grad(mapped), 2), (inside, 1)):
         text = jax.jit(f).lower(params, jnp.ones((2, 3))).as_text()
         assert len(re.findall("@mpi4jax_allreduce", text)) <= messages
+
+
+@pytest.mark.min_ranks(2)
+def test_permutations_of_a_tree_are_one_message():
+    mesh = mpi4jax.Mesh(comm=COMM)
+    f = mpi4jax.shard_map(
+        lambda k, v: lax.ppermute((k, v), "i", ring(N)), mesh=mesh, in_specs=ROWS, out_specs=ROWS
+    )
+    x = jnp.arange(2.0) + 10 * R
+    text = jax.jit(f).lower(x, x + 1).as_text()
+    assert len(re.findall("@mpi4jax_permute", text)) == 1
+    k, v = jax.jit(f)(x, x + 1)
+    np.testing.assert_array_equal(k, jnp.arange(2.0) + 10 * ((R - 1) % N))
+    np.testing.assert_array_equal(v, k + 1)
+    (dk, dv) = jax.jit(jax.grad(lambda k, v: (f(k, v)[1] * x).sum(), (0, 1)))(x, x + 1)
+    np.testing.assert_array_equal(dk, jnp.zeros(2))
+    np.testing.assert_array_equal(dv, jnp.arange(2.0) + 10 * ((R + 1) % N))
+
+
+def rule(kind):
+    """A function whose derivative is by its rule: twice the true one."""
+    if kind == "custom_jvp":
+        f = jax.custom_jvp(jnp.sin)
+        f.defjvp(lambda xs, ts: (jnp.sin(xs[0]), 2 * jnp.cos(xs[0]) * ts[0]))
+    else:
+        f = jax.custom_vjp(jnp.sin)
+        f.defvjp(lambda x: (jnp.sin(x), x), lambda x, c: (2 * c * jnp.cos(x),))
+    return f
+
+
+@pytest.mark.parametrize("is_nested", [False, True], ids=["", "nested"])
+@pytest.mark.parametrize("kind", ["custom_jvp", "custom_vjp"])
+def test_rules_in_a_shard_map_over_some_axes(kind, is_nested):
+    mesh, f = mpi4jax.Mesh((1, N), ("a", "b"), comm=COMM), rule(kind)
+    if is_nested:
+        f = mpi4jax.shard_map(f, mesh=mesh, in_specs=P("a"), out_specs=P("a"), axis_names={"a"})
+    g = mpi4jax.shard_map(
+        lambda x: lax.psum(f(x).sum(), "b"),
+        mesh=mesh,
+        in_specs=P("b"),
+        out_specs=P(),
+        axis_names={"b"},
+    )
+    x = jnp.arange(2.0) + R
+    np.testing.assert_allclose(jax.jit(jax.grad(g))(x), 2 * jnp.cos(x), rtol=1e-6)
+
+
+def test_a_function_without_a_result():
+    seen = []
+    f = mpi4jax.shard_map(seen.append, mesh=mpi4jax.Mesh(comm=COMM), in_specs=ROWS, out_specs=None)
+    assert f(jnp.ones(2)) is None
+    assert seen[0].shape == (2,)

@@ -48,12 +48,12 @@ def axes_of(params: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def inside(mesh: AbstractMesh, check_vma: bool) -> Iterator[None]:
-    """Context: what is traced is inside of a `shard_map` over a mesh, as its rules are, which JAX
-    traces when they are needed. Otherwise their collectives find no axis."""
-    manual = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
+def inside(mesh: AbstractMesh, axes: frozenset[str], check_vma: bool) -> Iterator[None]:
+    """Context: what is traced is inside of a `shard_map` over axes of a mesh, as its rules are,
+    which JAX traces when they are needed. Otherwise their collectives find no axis."""
+    manual = mesh.update_axis_types(dict.fromkeys(axes, AxisType.Manual))
     with (
-        core.extend_axis_env_nd(list(mesh.shape.items())),
+        core.extend_axis_env_nd([(name, n) for name, n in mesh.shape.items() if name in axes]),
         mesh_lib.use_abstract_mesh(manual),
         config._check_vma(check_vma),
     ):

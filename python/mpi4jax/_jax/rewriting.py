@@ -71,6 +71,7 @@ class Rewriter:
             its name and the user's line.
         check_vma: as it was for the `shard_map`.
         around: a context that it was traced in.
+        manual: the axes of the `shard_map`; by default all.
     """
 
     def __init__(
@@ -82,11 +83,13 @@ class Rewriter:
         around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         many: Mapping[str, bool] = {},
         local: frozenset[str] = frozenset(),
+        manual: frozenset[str] | None = None,
     ):
         self.mesh, self.collectives, self.refuse = mesh, collectives, refuse
         self.check_vma, self.around = check_vma, around
         self.many, self.local = many, local
         self._axes = frozenset(mesh.axis_names)
+        self.manual = self._axes if manual is None else manual
         # A function that needs nothing is None here: it would keep itself.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._equations: dict[Any, ClosedJaxpr] = {}  # what equations of collectives become
@@ -94,6 +97,7 @@ class Rewriter:
         self._vary = collectives["pvary"]
         self._diverged: frozenset[str] = frozenset()  # in a branch that some ranks along these take
         self._of_axes: dict[frozenset[str], Rewriter] = {}
+        self._within: dict[frozenset[str], Rewriter] = {}  # by the axes of a nested `shard_map`
         self._types: dict[Any, Any] = {}
 
     @functools.cached_property
@@ -110,14 +114,21 @@ class Rewriter:
             "_functions": weakref.WeakKeyDictionary(),
             "_equations": {},
             "_of_axes": {},
+            "_within": {},
         }
         vars(new).update(none, **changes)
         return new
 
+    def within(self, axes: frozenset[str]) -> Rewriter:
+        """The same for the function of a nested `shard_map` over these axes."""
+        if axes not in self._within:
+            self._within[axes] = self._changed(manual=self.manual | axes)
+        return self._within[axes]
+
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """Context: as where the function was traced."""
-        with inside(self.mesh, self.check_vma), self.around():
+        with inside(self.mesh, self.manual, self.check_vma), self.around():
             yield
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:

@@ -172,7 +172,7 @@ SCATTERS = ("reduce_scatter", "unreduced_reduce_scatter")
 
 # Those that take many operands, which then are one message; and whether they communicate.
 MANY = {
-    **dict.fromkeys((*SUMS, *EXTREMA, *GATHERS, *SCATTERS), True),
+    **dict.fromkeys((*SUMS, *EXTREMA, *GATHERS, *SCATTERS, "ppermute"), True),
     **dict.fromkeys(("pvary", "preduced"), False),
 }
 LOCAL = frozenset({"pvary", "preduced", "axis_index", *_CASTS})
@@ -298,7 +298,11 @@ class Collectives:
     def ppermute(self, p: Params, xs: list[Any]) -> list[Any]:
         # Numbered in mesh order for any order of names, as JAX does where it does not refuse it.
         comm = self.group(p).comm
-        return [ops.permute(x, p["perm"], comm=comm) for x in xs]
+        return (
+            list(ops.permute(tuple(xs), p["perm"], comm=comm))
+            if len(xs) > 1
+            else [ops.permute(xs[0], p["perm"], comm=comm)]
+        )
 
     def axis_index(self, p: Params, xs: list[Any]) -> list[Any]:
         axes = named_axes.axes_of(p)

@@ -124,11 +124,6 @@ class Mesh(Uncopied):
         """Whether the mesh has no ranks: always false."""
         return False
 
-    @property
-    def devices(self) -> np.ndarray[Any, Any]:
-        """Numbers of the ranks, in the shape of the mesh, where a mesh of JAX has its devices."""
-        return np.arange(self.size).reshape(self.axis_sizes)
-
     def comm(self, axes: str | Sequence[str]) -> MPI.Intracomm:
         """Return the communicator of the ranks that differ from this one along these axes only.
 
@@ -212,7 +207,15 @@ class Mesh(Uncopied):
             "'axis_sizes' and 'axis_names', from which mpi4jax.Mesh makes it again"
         )
 
-    if not TYPE_CHECKING:  # to a type checker, a class with this method has all names
+    if not TYPE_CHECKING:  # to a type checker, a class with `__getattr__` has all names
+
+        @property
+        def devices(self):
+            """Numbers of the ranks, in the shape of the mesh, where a mesh of JAX has its devices.
+
+            Programs read its shape and size. To a type checker, there are no devices.
+            """
+            return np.arange(self.size).reshape(self.axis_sizes)
 
         def __getattr__(self, name):
             raise AttributeError(

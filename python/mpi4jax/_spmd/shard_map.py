@@ -109,7 +109,7 @@ def shard_map(
 
     See also: :func:`pvary`.
     """
-    _check_spelling(positional, others, in_specs, out_specs)
+    _check_spelling(positional, others, in_specs)
     how = {
         "in_specs": in_specs,
         "out_specs": out_specs,
@@ -148,7 +148,7 @@ def shard_map(
     return mapped
 
 
-def _check_spelling(positional: Any, others: dict[str, Any], ins: Any, outs: Any) -> None:
+def _check_spelling(positional: Any, others: dict[str, Any], ins: Any) -> None:
     """Raise a TypeError that has the current spelling of what is written as in older versions."""
     if positional:
         raise TypeError(
@@ -162,14 +162,13 @@ def _check_spelling(positional: Any, others: dict[str, Any], ins: Any, outs: Any
         }.get(name)
         expected = f"write {now}" if now else "expected those of jax.shard_map"
         raise TypeError(f"shard_map: unexpected argument {name!r}; {expected}")
-    for name, specs in (("in_specs", ins), ("out_specs", outs)):
-        if specs is None:
-            raise _no_spec(name)
+    if ins is None:
+        raise _no_spec()
 
 
-def _no_spec(name: str) -> TypeError:
+def _no_spec() -> TypeError:
     return TypeError(
-        f"shard_map: argument {name!r} must be a PartitionSpec, or a pytree of them, got None for "
+        "shard_map: argument 'in_specs' must be a PartitionSpec, or a pytree of them, got None for "
         "an array: the type of an array of one rank does not say how the global array is sharded. "
         "Write P('i') for blocks along the axis 'i', and P() for equal arrays"
     )
@@ -229,6 +228,7 @@ class _World:
             functools.partial(manual.inside, self.of_ops),
             MANY,
             LOCAL,
+            axes,
         )
         self.rewriter.collectives["shard_map"] = functools.partial(
             _nested, self.rewriter, self.collectives
@@ -319,7 +319,9 @@ def _nested(
         return y
 
     ins = [cut(x, s) for x, s in zip(ins, p["in_specs"], strict=True)]
-    outs = rewriter.run(p["jaxpr"], (), ins)
+    # Its own axes; up to JAX 0.8 under the other name.
+    axes = frozenset(p.get("newly_manual_axes", p.get("manual_axes", ())))
+    outs = rewriter.within(axes).run(p["jaxpr"], (), ins)
     return [joined(y, s) for y, s in zip(outs, p["out_specs"], strict=True)]
 
 
@@ -345,7 +347,7 @@ def _whole_arrays(mesh: Mesh, specs: Any, args: Any) -> tuple[list[Any], Any]:
     def add(spec: Any, part: Any) -> None:
         xs = jax.tree.leaves(part)
         if spec is None and xs:
-            raise _no_spec("in_specs")
+            raise _no_spec()
         leaves.extend((spec, x) for x in xs)
 
     try:
