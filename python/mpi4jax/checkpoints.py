@@ -93,7 +93,9 @@ class _Save:
     def _publish(self) -> list[store.Removal]:
         assert self._lock is not None
         begun = self._begun
-        index = Index(begun.identity, begun.folder, self.ranks, (*self.arrays,), (*self.tables,))
+        index = Index(
+            begun.identity, begun.subdirectory, self.ranks, (*self.arrays,), (*self.tables,)
+        )
         store.publish(index, Path(begun.path), self._lock)
         older = [] if self.keep is None else store.retire(Path(begun.path).parent, self.keep)
         return [*begun.old, *older]
@@ -105,7 +107,7 @@ class _Save:
             if files.of_first("save", comm, lambda: store.is_published(begun)):
                 self.leave()
                 return
-            store.remove(store.Removal(begun.path, begun.folder, [self.rank]))
+            store.remove(store.Removal(begun.path, begun.subdirectory, [self.rank]))
             files.agree("save", comm, lambda: None)
             files.of_first("save", comm, self._remove_rest)
 

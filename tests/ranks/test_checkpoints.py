@@ -354,5 +354,5 @@ def test_an_error_of_one_rank_is_one_of_all(folder, monkeypatch):
         save(x[:1] + 1, 0)
     monkeypatch.setattr(store, "write", written)
     np.testing.assert_array_equal(checkpoints.load(folder / "x", x * 0, comm=COMM), x)
-    assert json.loads((folder / "x/index.json").read_text())["folder"] == "arrays-1"
+    assert json.loads((folder / "x/index.json").read_text())["subdirectory"] == "arrays-1"
     assert not (folder / "x/arrays-2").exists()

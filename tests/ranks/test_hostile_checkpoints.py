@@ -51,7 +51,7 @@ ROWS, SHAPE = ("tables", 1, "rows"), ("tables", 1, "shape")
 VALUES = {
     ("format",): [None, 2, "mpi4jax checkpoint, version 1", "mpi4jax checkpoint, version 3"],
     ("identity",): [None, 7, "", "0" * 31, "A" * 32, "../" * 10 + "ab", "\uff10" * 32],
-    ("folder",): [
+    ("subdirectory",): [
         *(None, 1, [], "", ".", "..", "/", "arrays-1/", "./arrays-1", "arrays-1/../../precious"),
         *("arrays-0", "arrays--1", "arrays-01", "arrays-\uff11", "arrays-1\0", "arrays-1\n"),
         *("{outside}/arrays-1", "../precious/arrays-1", "arrays-" + "9" * 5000, "arrays-7"),

@@ -233,7 +233,7 @@ def test_installation_names_what_is_needed():
         assert f"| `_native_{abi}` |" in text
     (examples,) = re.findall(r"what the scripts in `examples/` need: (.*)\.", text)
     extras = project["optional-dependencies"]
-    needed = {name for name in extras["examples"] if "[" not in name} | {*extras["checkpoints"]}
+    needed = {name for name in extras["examples"] if "[" not in name} | {*extras["output"]}
     assert sorted(examples.lower().split(", ")) == sorted(needed)
 
 

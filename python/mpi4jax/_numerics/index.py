@@ -118,13 +118,13 @@ class Index:
 
     Attributes:
         identity: 32 hexadecimal digits, which each save draws by lot, and its files have too.
-        folder: the name of the directory of its files.
+        subdirectory: the name of the directory of its files.
         files: how many numbers of files there are: the number of ranks that have saved. Ranks
             without a block have no file.
     """
 
     identity: str
-    folder: str
+    subdirectory: str
     files: int
     arrays: tuple[Array, ...]
     tables: tuple[Table, ...]
@@ -156,7 +156,7 @@ def encode(index: Index) -> bytes:
     content = {
         "format": FORMAT,
         "identity": index.identity,
-        "folder": index.folder,
+        "subdirectory": index.subdirectory,
         "files": index.files,
         "arrays": [array._asdict() for array in index.arrays],
         "tables": [{"shape": [*t.shape], "rows": t.rows.tolist()} for t in index.tables],
@@ -229,11 +229,16 @@ def decode(text: bytes) -> Index:
         raise Damaged("it is not in JSON") from None
     found = content.get("format") if type(content) is dict else None
     _require(found == FORMAT, f"its format is not {FORMAT!r}")
-    keys = {"format": str, "identity": str, "folder": str, "files": int, "arrays": list}
-    _, identity, folder, files, arrays, tables = _object(content, "it", **keys, tables=list)
+    keys = {"format": str, "identity": str, "subdirectory": str, "files": int, "arrays": list}
+    _, identity, subdirectory, files, arrays, tables = _object(content, "it", **keys, tables=list)
     _require(re.fullmatch("[0-9a-f]{32}", identity) is not None, "its identity is wrong")
-    _require(folder_number(folder) is not None, f"it names {folder[:200]!r}, not its own directory")
+    _require(
+        folder_number(subdirectory) is not None,
+        f"it names {subdirectory[:200]!r}, not its own directory",
+    )
     _require(0 < files < 2**31, f"it has {str(files)[:20]} files")
     known = tuple(_table(table, number, files) for number, table in enumerate(tables))
     make = functools.partial(_array, tables=len(known))
-    return Index(identity, folder, files, tuple(make(a, k) for k, a in enumerate(arrays)), known)
+    return Index(
+        identity, subdirectory, files, tuple(make(a, k) for k, a in enumerate(arrays)), known
+    )

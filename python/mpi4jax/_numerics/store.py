@@ -46,8 +46,8 @@ def _name(file: int) -> str:
     return f"{file}.blocks"
 
 
-def _header(identity: str, folder: str, file: int) -> bytes:
-    return _HEADER.pack(_MAGIC, bytes.fromhex(identity), folder_number(folder), file)
+def _header(identity: str, subdirectory: str, file: int) -> bytes:
+    return _HEADER.pack(_MAGIC, bytes.fromhex(identity), folder_number(subdirectory), file)
 
 
 class Removal(NamedTuple):
@@ -55,13 +55,13 @@ class Removal(NamedTuple):
 
     Attributes:
         path: of the checkpoint.
-        folder: the directory of the files in it.
+        subdirectory: the directory of the files in it.
         files: their numbers.
         is_all: whether the checkpoint is removed.
     """
 
     path: str
-    folder: str
+    subdirectory: str
     files: list[int]
     is_all: bool = False
 
@@ -74,7 +74,7 @@ class Begun(NamedTuple):
 
     Attributes:
         path: of the checkpoint.
-        identity, folder: as of an index.
+        identity, subdirectory: as of an index.
         leftovers: what saves have left that were killed.
         old: the files of the checkpoint before this one.
         made: the directories that were made for the path.
@@ -82,7 +82,7 @@ class Begun(NamedTuple):
 
     path: str
     identity: str
-    folder: str
+    subdirectory: str
     leftovers: list[Removal]
     old: list[Removal]
     made: list[str]
@@ -150,41 +150,41 @@ def _begin(directory: Directory, ranks: int) -> tuple[Begun, Lock]:
     lock = Lock(directory)
     try:
         index = read_index(directory)
-        lock.describe(ranks, None if index is None else index.folder)
+        lock.describe(ranks, None if index is None else index.subdirectory)
         folders = [name for name in directory.names() if folder_number(name)]
-        current = None if index is None else index.folder
+        current = None if index is None else index.subdirectory
         leftovers = [r for name in folders if name != current for r in _removal(directory, name)]
         # Ranks of a job that was killed may still write into the directories that are there.
         numbers = [folder_number(name) or 0 for name in (*folders, *([current] if current else []))]
-        folder = f"arrays-{max(numbers, default=0) + 1}"
+        subdirectory = f"arrays-{max(numbers, default=0) + 1}"
         old = [r for name in folders if name == current for r in _removal(directory, name)]
-        directory.make(folder)
+        directory.make(subdirectory)
         try:
             directory.sync()
         except OSError:
-            directory.remove_empty(folder)
+            directory.remove_empty(subdirectory)
             raise
     except BaseException:
         lock.release(directory) if lock.is_new else lock.leave()
         raise
     path = str(directory.path)
-    return Begun(path, secrets.token_hex(16), folder, leftovers, old, []), lock
+    return Begun(path, secrets.token_hex(16), subdirectory, leftovers, old, []), lock
 
 
-def _removal(directory: Directory, folder: str) -> list[Removal]:
+def _removal(directory: Directory, subdirectory: str) -> list[Removal]:
     """Return the removal of a directory of files, or none if it cannot be opened."""
     try:
-        with directory.child(folder) as inside:
+        with directory.child(subdirectory) as inside:
             found = [re.fullmatch(r"(0|[1-9][0-9]{0,9})\.blocks", name) for name in inside.names()]
     except OSError:
         return []
-    return [Removal(str(directory.path), folder, sorted(int(f[1]) for f in found if f))]
+    return [Removal(str(directory.path), subdirectory, sorted(int(f[1]) for f in found if f))]
 
 
 def publish(index: Index, path: Path, lock: Lock) -> None:
     """Let the index name a directory with complete files; then there is a new checkpoint."""
     with Directory.at(path) as directory:
-        with directory.child(index.folder) as inside:
+        with directory.child(index.subdirectory) as inside:
             inside.sync()
         directory.remove(_NEW)
         with open(directory.create(_NEW), "wb") as out:
@@ -199,7 +199,7 @@ def publish(index: Index, path: Path, lock: Lock) -> None:
 def is_published(begun: Begun) -> bool:
     """Whether the index names the directory of a save that has failed."""
     index = find_index(Path(begun.path))
-    return index is not None and index.folder == begun.folder
+    return index is not None and index.subdirectory == begun.subdirectory
 
 
 def abandon(begun: Begun, lock: Lock) -> None:
@@ -207,7 +207,7 @@ def abandon(begun: Begun, lock: Lock) -> None:
     try:
         with Directory.at(Path(begun.path)) as directory:
             directory.remove(_NEW)
-            directory.remove_empty(begun.folder)
+            directory.remove_empty(begun.subdirectory)
             lock.release(directory)
         remove_directories(begun.made)
     finally:
@@ -271,9 +271,9 @@ def write(begun: Begun, file: int, blocks: Sequence[Values]) -> None:
     """Write the blocks of one rank into its file, which is on the disk when this returns."""
     with contextlib.ExitStack() as opened:
         top = opened.enter_context(Directory.at(Path(begun.path)))
-        inside = opened.enter_context(top.child(begun.folder))
+        inside = opened.enter_context(top.child(begun.subdirectory))
         out = opened.enter_context(open(inside.create(_name(file)), "wb", buffering=2**20))
-        header = _header(begun.identity, begun.folder, file)
+        header = _header(begun.identity, begun.subdirectory, file)
         out.write(header)
         digests = []
         for block in blocks:
@@ -292,20 +292,20 @@ def remove(removal: Removal) -> None:
 
     Ranks that each remove a share need not wait for each other: the last one removes the rest.
     """
-    path, folder = Path(removal.path), removal.folder
+    path, subdirectory = Path(removal.path), removal.subdirectory
     is_last = False
     with contextlib.suppress(OSError), Directory.at(path) as directory:
-        with directory.child(folder) as inside:
+        with directory.child(subdirectory) as inside:
             for file in removal.files:
                 with contextlib.suppress(OSError):
-                    _remove_own(inside, folder, file)
-        is_last = directory.remove_empty(folder)
+                    _remove_own(inside, subdirectory, file)
+        is_last = directory.remove_empty(subdirectory)
     if is_last and removal.is_all:
         _remove_rest(path)
 
 
-def _remove_own(inside: Directory, folder: str, file: int) -> None:
-    number = folder_number(folder)
+def _remove_own(inside: Directory, subdirectory: str, file: int) -> None:
+    number = folder_number(subdirectory)
     descriptor = inside.open(_name(file))
     try:
         begin = os.pread(descriptor, _HEADER.size, 0)
@@ -343,7 +343,7 @@ class _File:
             if found != expected:
                 raise OSError(f"load: {self._path} has {found} bytes; expected {expected}")
             header = self._bytes(0, _HEADER.size)
-            if header != _header(index.identity, index.folder, file):
+            if header != _header(index.identity, index.subdirectory, file):
                 raise OSError(f"load: {self._path} is damaged, or belongs to another checkpoint")
             end = self._bytes(_HEADER.size + size, 4 * tiles + 4)
             if zlib.crc32(header + end[:-4]) != struct.unpack("<I", end[-4:])[0]:
@@ -410,9 +410,9 @@ def read(path: Path, index: Index, windows: Sequence[Window], rank: int) -> list
     with contextlib.ExitStack() as opened:
         top = opened.enter_context(Directory.at(path))
         try:
-            inside = opened.enter_context(top.child(index.folder))
+            inside = opened.enter_context(top.child(index.subdirectory))
         except FileNotFoundError:
-            raise OSError(f"load: {path / index.folder} is missing") from None
+            raise OSError(f"load: {path / index.subdirectory} is missing") from None
         # Ranks begin with different files.
         for file in sorted(numbers, key=lambda file: (file - rank) % index.files):
             with _File(inside, index, file) as stored:
