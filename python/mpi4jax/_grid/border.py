@@ -43,9 +43,9 @@ def sides_of(op: str, comm: Comm, border: Any) -> list[tuple[Side, Side]]:
     def checked(side: Any) -> Side:
         if isinstance(side, str) and side not in MODES:
             raise ValueError(
-                f"{op}: argument 'border' must be {expected}, got {side!r}; at a wall, "
-                "grids.neumann() is without flux, grids.dirichlet(value) a fixed value there; "
-                "periodic axes are those of Create_cart"
+                f"{op}: argument 'border' must be {expected}, got {side!r}. For a wall, use "
+                "grids.neumann() (zero flux) or grids.dirichlet(value); for a periodic axis, pass "
+                "periods=True to Create_cart"
             )
         is_number = hasattr(side, "dtype") or isinstance(side, (bool, int, float, complex))
         if not (side is None or is_number or _mode(side)):

@@ -122,6 +122,13 @@ _NEEDS = {
 }
 
 
+_KINDS = {"bool": "boolean", "int": "integer", "uint": "integer", "complex": "complex"}
+
+
+def _kind_of(dtype: str) -> str:
+    return _KINDS.get(re.sub(r"\d.*", "", dtype), "floating-point")
+
+
 def check_dtype(op: Operation, aval: Any) -> None:
     """Raise an error if an array of this dtype cannot be communicated, or reduced."""
     name = str(aval.dtype)
@@ -144,10 +151,13 @@ def check_dtype(op: Operation, aval: Any) -> None:
     advice = ""
     if name == "bool" or reduction.name == "MEAN":
         advice = f"; use x.astype({'float' if reduction.name == 'MEAN' else 'int'})"
-    allowed = [re.sub(r"\d.*", "", d) for d, f in DTYPES.items() if f[_NEEDS[reduction.name]]]
+    kinds = (_kind_of(d) for d, f in DTYPES.items() if f[_NEEDS[reduction.name]])
+    *first, last = dict.fromkeys(kinds)
+    allowed = f"{', '.join(first)} or {last}"
+    article = "an" if allowed.startswith("i") else "a"
     raise TypeError(
         f"{op.name}: reduction {reduction.name} is not defined for dtype {name}; "
-        f"expected a dtype of kind {', '.join(dict.fromkeys(allowed))}{advice}"
+        f"expected {article} {allowed} dtype{advice}"
     )
 
 

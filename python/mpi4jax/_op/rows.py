@@ -17,15 +17,29 @@ Part = tuple[int, int]  # the first row, and how many
 
 def counts_of(op: str, name: str, counts: Any, comm: Comm) -> tuple[int, ...]:
     """Return the number of rows of each rank, from an argument."""
-    expected = f"a list of {comm.size} numbers of rows, one for each rank"
-    if isinstance(counts, jax.core.Tracer) or not isinstance(counts, (Sequence, np.ndarray)):
-        what = "a traced value" if isinstance(counts, jax.core.Tracer) else type(counts).__name__
+    expected = f"a list of static integers, one per rank ({comm.size})"
+    is_list = isinstance(counts, (Sequence, np.ndarray)) and not isinstance(counts, str)
+    entries = list(counts) if is_list else [counts]
+    if any(isinstance(entry, jax.core.Tracer) for entry in entries):
         raise TypeError(
-            f"{op}: argument '{name}' must be {expected}, static integers, got {what}: {counts!r}"
+            f"{op}: argument '{name}' must be {expected}, got a traced value: {counts!r}; for "
+            "traced counts, use ragged_alltoall"
         )
-    row_counts = tuple(static_int(op, name, count, expected) for count in counts)
-    if len(row_counts) != comm.size or min(row_counts) < 0:
-        raise ValueError(f"{op}: argument '{name}' must be {expected}, got {row_counts}")
+    if not is_list:
+        raise TypeError(
+            f"{op}: argument '{name}' must be {expected}, got {type(counts).__name__}: {counts!r}"
+        )
+    row_counts = tuple(static_int(op, name, entry, expected) for entry in entries)
+    if len(row_counts) != comm.size:
+        raise ValueError(
+            f"{op}: argument '{name}' must have one entry per rank ({comm.size}), got "
+            f"{len(row_counts)}: {row_counts}"
+        )
+    if min(row_counts) < 0:
+        raise ValueError(
+            f"{op}: argument '{name}' must have numbers of rows that are not negative, got "
+            f"{row_counts}"
+        )
     return row_counts
 
 
