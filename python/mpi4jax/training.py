@@ -7,7 +7,7 @@ those of a :class:`mpi4jax.Mesh`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -320,23 +320,51 @@ def one_forward_one_backward(
 # ---- Batches
 
 
-def batches(iterable: Iterable[T], comm: MPI.Intracomm | None = None) -> Iterator[tuple[T, float]]:
+#: What a rank sends in place of the number of rows of its next batch.
+_ENDED, _NO_BATCH, _UNEVEN_ROWS = -1, -2, -3
+
+
+@overload
+def batches(
+    iterable: Iterable[T], comm: MPI.Intracomm | None = None, *, pad: Literal[False] = False
+) -> Iterator[tuple[T, float]]: ...
+
+
+@overload
+def batches(
+    iterable: Iterable[T], comm: MPI.Intracomm | None = None, *, pad: Literal[True]
+) -> Iterator[tuple[T, np.ndarray[Any, Any]]]: ...
+
+
+def batches(
+    iterable: Iterable[T], comm: MPI.Intracomm | None = None, *, pad: bool = False
+) -> Iterator[tuple[T, Any]]:
     """Iterate over batches until those of all ranks have ended. Collective.
 
     A rank whose batches have ended gets its last one again, with weight zero: all ranks take part
     in the collectives of a step equally often.
 
+    A function in a :func:`mpi4jax.shard_map` needs blocks with equally many rows on all ranks. Pass
+    ``pad=True`` if the batches of a step may have different numbers of rows, as a last one often
+    has.
+
     Args:
         iterable: this rank's batches, pytrees of arrays with a row per sample. Every rank must have
             at least one.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
+        pad: whether to repeat the last row of a batch until it has as many rows as the largest
+            batch of any rank in this step or an earlier one. Equal shapes in all steps also need
+            one compilation only.
 
     Yields:
         The batch and its weight: with it, the mean over ranks of ``weight * loss`` is the mean over
-        samples, if ``loss`` is that over the samples of the batch.
+        samples, if ``loss`` is that over the samples of the batch. With ``pad=True``, the weight
+        is a NumPy array of float32 with one entry per row, zero for repeated rows: the mean over
+        ranks of ``jnp.mean(weights * losses)`` is the mean over samples.
 
     Raises:
-        ValueError: on all ranks, if a rank has no batch.
+        ValueError: on all ranks, if a rank has no batch. With ``pad=True`` also if the first batch
+            of a rank has no row, or if the arrays of a batch have different numbers of rows.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -347,19 +375,59 @@ def batches(iterable: Iterable[T], comm: MPI.Intracomm | None = None) -> Iterato
         3.0
     """
     comm = given_or_default(comm)
-    iterator, rows, batch = iter(iterable), 0, None
+    iterator, batch, length, padded = iter(iterable), None, 0, 0
     while True:
         new = next(iterator, None)
-        batch, rows = (batch, 0) if new is None else (new, len(jax.tree.leaves(new)[0]))
-        of_all = np.asarray(allgather(np.int32(-1 if batch is None else rows), comm=comm))
-        if of_all.min() < 0:
-            raise ValueError(
-                f"batches: rank {of_all.argmin()} has no batch; expected at least one on each rank"
-            )
-        if not of_all.any():
-            return
+        rows = _ENDED if new is None else _rows(new, pad)
+        if rows > 0 or (rows == 0 and not pad):
+            batch, length = new, rows
+        elif batch is None and rows != _UNEVEN_ROWS:
+            rows = _NO_BATCH
+        of_all = np.asarray(allgather(np.int32(rows), comm=comm))
+        if (of_all < _ENDED).any():
+            _raise_for_rows(of_all)
+        total = of_all.clip(0).sum()
+        if total == 0:
+            if (of_all == _ENDED).all():
+                return
+            continue
         assert batch is not None
-        yield batch, float(rows * len(of_all) / of_all.sum())
+        if not pad:
+            yield batch, float(max(rows, 0) * len(of_all) / total)
+            continue
+        padded = max(padded, int(of_all.max()))
+        weights = np.zeros(padded, np.float32)
+        weights[: max(rows, 0)] = padded * len(of_all) / total
+        yield _repeat_last_row(batch, length, padded), weights
+
+
+def _rows(batch: Any, pad: bool) -> int:
+    """Return the number of rows of a batch. All arrays must have it if they are padded."""
+    leaves = jax.tree.leaves(batch)
+    if pad and (np.ndim(leaves[0]) == 0 or len({np.shape(leaf)[:1] for leaf in leaves}) > 1):
+        return _UNEVEN_ROWS
+    return len(leaves[0])
+
+
+def _raise_for_rows(of_all: np.ndarray[Any, Any]) -> None:
+    rank = int(of_all.argmin())
+    if of_all[rank] == _UNEVEN_ROWS:
+        raise ValueError(
+            f"batches: argument 'iterable' must yield arrays with one row per sample, got arrays "
+            f"with different numbers of rows in one batch of rank {rank}"
+        )
+    raise ValueError(
+        f"batches: rank {rank} has no batch, or a first one without a row; expected at least one "
+        "row on each rank"
+    )
+
+
+def _repeat_last_row(batch: Any, rows: int, padded: int) -> Any:
+    """Rows of a batch are repeated, because some functions have no derivative at zero."""
+    if rows == padded:
+        return batch
+    index = np.minimum(np.arange(padded), rows - 1)
+    return jax.tree.map(lambda leaf: leaf[index], batch)
 
 
 class Sampler:

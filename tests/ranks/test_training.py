@@ -187,6 +187,57 @@ def test_batches_of_different_numbers():
         list(training.batches([np.ones(1)] if RANK < SIZE - 1 else []))
 
 
+def test_padded_batches_are_blocks_of_a_shard_map():
+    """The third batch has fewer rows on most ranks, and rank 0 alone has a fourth one."""
+    rng = np.random.default_rng(0)
+    last = np.array_split(rng.normal(size=(SIZE + 1, 2)), SIZE)
+    steps = [list(rng.normal(size=(SIZE, 2, 2))), list(rng.normal(size=(SIZE, 2, 2))), last]
+    steps.append([last[0][:1]] + [last[0][:0]] * (SIZE - 1))
+    traced, traces = [], set()
+
+    @jax.jit
+    @mpi4jax.shard_map(mesh=LINE, in_specs=(P(), P("stage"), P("stage")), out_specs=P())
+    def step(w, batch, weights):
+        traced.append(batch["x"].shape)
+
+        def loss(w):
+            # Its derivative at a row of zeros is NaN.
+            losses = jnp.linalg.norm(batch["x"] * w, axis=1) * batch["sign"]
+            return lax.pmean(jnp.mean(weights * losses), "stage")
+
+        return jax.value_and_grad(loss)(w)
+
+    def mean(w, x):
+        return jnp.mean(jnp.linalg.norm(x * w, axis=1) * jnp.sign(x[:, 0]))
+
+    as_batch = lambda x: {"x": x, "sign": jnp.sign(x[:, 0])}
+    mine = (as_batch(of_all[RANK]) for of_all in steps if len(of_all[RANK]))
+    w = jnp.array([1.0, 2.0])
+    for of_all, (batch, weights) in zip(steps, training.batches(mine, pad=True), strict=True):
+        assert batch["x"].shape == (2, 2)
+        assert np.count_nonzero(weights) == len(of_all[RANK])
+        expected = jax.value_and_grad(mean)(w, np.concatenate(of_all))
+        close(step(w, batch, weights), expected)
+        traces.add(len(traced))
+    assert len(traces) == 1  # the function is compiled for the first batch alone
+
+
+def test_padded_batches_without_rows():
+    """An empty batch is not an end; an empty first one, or uneven arrays, are errors everywhere."""
+    empty, full = np.zeros((0, 1)), np.full((2, 1), 3.0)
+    mine = [full, empty, full if RANK == 0 else empty]
+    found = list(training.batches(mine, pad=True))
+    assert len(found) == 2
+    for (batch, weights), weight in zip(found, (1, SIZE * (RANK == 0)), strict=True):
+        assert_equal(batch, full)
+        assert_equal(weights, np.full(2, weight, np.float32))
+    with pytest.raises(ValueError, match=f"rank {SIZE - 1} has no batch, or a first one without"):
+        list(training.batches([full if RANK < SIZE - 1 else empty], pad=True))
+    uneven = {"x": full, "y": full[: 1 + (RANK < SIZE - 1)]}
+    with pytest.raises(ValueError, match=f"different numbers of rows in one .* rank {SIZE - 1}"):
+        list(training.batches([uneven], pad=True))
+
+
 def test_a_sampler_goes_on_where_it_was():
     of_all = lambda sampler: [np.concatenate(COMM.allgather(own)) for own in sampler]
     sampler = training.Sampler(50, 8)
