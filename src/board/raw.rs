@@ -42,9 +42,9 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// The rank that a message goes to.
-    pub fn dest(&self) -> i32 {
-        self.peers[2]
+    /// The rank that a message goes to, and its tag.
+    pub fn destination(&self) -> (i32, i32) {
+        (self.peers[2], self.peers[3])
     }
 }
 

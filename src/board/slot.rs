@@ -42,6 +42,7 @@ pub struct Peer {
     /// The kind of all messages in `prints`, if they have the same kind; else 0.
     pub steady: AtomicU64,
     own: NewLine,
+    /// The sums of the weights of messages; see `record::messages`.
     pub sent: AtomicU64,
     pub received: AtomicU64,
     /// How many messages have been noted in `prints`.

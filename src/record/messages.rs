@@ -1,4 +1,4 @@
-//! Messages: the number of messages between two ranks, and whether the two ends of a message have the same type.
+//! Messages: the number and the tags of messages between two ranks, and whether the two ends of a message have the same type.
 //!
 //! The sender leaves prints of its last messages on the board. The receiver looks there for those that may be the message it has
 //! got: of its tag, its length, and a sample of its bytes. If there are some, and none has its type, the ends differ.
@@ -111,9 +111,41 @@ pub fn sends(call: &Call) {
 
 /// A message has been sent, as far as this rank is concerned.
 #[inline]
-pub fn has_sent(comm: &Comm, dest: i32) {
+pub fn has_sent(comm: &Comm, dest: i32, tag: i32) {
     if let Some((_, peer)) = peer(comm, dest) {
-        peer.sent.fetch_add(1, Ordering::Release);
+        peer.sent.fetch_add(weight(tag), Ordering::Release);
+    }
+}
+
+/// What a message adds to the sums of messages that were sent and received: 1, and above [`COUNTED`] bits a hash of its tag. The
+/// difference of two sums then has the number of messages that were not received, and the sum of the hashes of their tags.
+#[inline]
+pub fn weight(tag: i32) -> u64 {
+    mix(tag as u64, 0) << COUNTED | 1
+}
+
+const COUNTED: u32 = 24;
+
+/// The messages from a rank to another one on a communicator that were not received: the difference of two sums of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unreceived(pub u64);
+
+impl Unreceived {
+    /// How many. Negative: messages were received that this package has not sent.
+    pub fn count(self) -> i64 {
+        ((self.0 << (64 - COUNTED)) as i64) >> (64 - COUNTED)
+    }
+
+    /// Whether all of them have this tag.
+    pub fn all_have(self, tag: i32) -> bool {
+        self.count() > 0 && self.0 == weight(tag).wrapping_mul(self.count() as u64)
+    }
+
+    /// Whether a receive of this tag may match one of them; `None`: of any tag. The sender has used the tags in `used` lately.
+    pub fn may_match(self, tag: Option<i32>, used: &[i32]) -> bool {
+        let Some(tag) = tag else { return self.count() > 0 };
+        let have_another = || self.count() == 1 || used.iter().any(|&it| it != tag && self.all_have(it));
+        self.count() > 0 && (self.all_have(tag) || !have_another())
     }
 }
 
@@ -122,7 +154,7 @@ pub fn has_sent(comm: &Comm, dest: i32) {
 pub fn received(call: &Call, source: i32, tag: i32, count: usize) {
     let comm = &call.site.comm;
     let Some((world, peer)) = peer(comm, source) else { return };
-    let number = peer.received.fetch_add(1, Ordering::Release) + 1;
+    let before = peer.received.fetch_add(weight(tag), Ordering::Release);
     let Some(recv) = call.recv.filter(|_| call.stream == Stream::NONE) else { return };
     let buffer = recv.part(0, count.min(recv.count()));
     let (Some(slot), Some(me)) = (board().slot(world), comm.world_rank(comm.rank)) else { return };
@@ -135,7 +167,8 @@ pub fn received(call: &Call, source: i32, tag: i32, count: usize) {
     let found = its.sent_last();
     // What is not among its last messages any more may be the one.
     let noted = its.noted.load(Ordering::Acquire);
-    if noted.saturating_sub(number - 1) > MESSAGES as u64 || noted < number {
+    let later = noted.wrapping_sub(before) & ((1 << COUNTED) - 1);
+    if !(1..=MESSAGES as u64).contains(&later) {
         return;
     }
     let key = key(&buffer, tag);
@@ -204,6 +237,27 @@ mod tests {
         assert_eq!(key_of(&mut [0, 0], Dtype::Int32, 7), 0, "zeros");
         assert_eq!(key_of(&mut [1, 2], Dtype::Uint8, 7), 0);
         assert_eq!(key_of::<i32>(&mut [], Dtype::Int32, 7), 0);
+    }
+
+    #[test]
+    fn tags_of_messages_that_were_not_received_are_told_by_sums() {
+        let sum = |tags: &[i32]| tags.iter().fold(0u64, |sum, tag| sum.wrapping_add(weight(*tag)));
+        let of = |sent: &[i32], received: &[i32]| Unreceived(sum(sent).wrapping_sub(sum(received)));
+        let tags: Vec<i32> = (0..1000).map(|i| i % 7).collect();
+        let none = of(&tags, &tags);
+        assert_eq!(
+            (none.count(), none.may_match(None, &tags), none.may_match(Some(3), &tags)),
+            (0, false, false)
+        );
+        let lost = of(&[&tags[..], &[9]].concat(), &tags);
+        assert_eq!((lost.count(), lost.all_have(9), lost.all_have(8)), (1, true, false));
+        assert!(lost.may_match(None, &[]) && lost.may_match(Some(9), &[]) && !lost.may_match(Some(1), &[]));
+        let several = of(&[4, 4, 4, 4], &[4]);
+        assert!(several.may_match(Some(4), &[5]) && !several.may_match(Some(5), &[5, 4]));
+        assert!(several.may_match(Some(5), &[5]), "the tag of these messages is not known");
+        assert!(of(&[4, 5], &[]).may_match(Some(6), &[4, 5]), "of several tags");
+        let foreign = of(&[4], &[4, 4]);
+        assert_eq!((foreign.count(), foreign.may_match(None, &[])), (-1, false));
     }
 
     #[test]

@@ -315,6 +315,16 @@ pub fn pending(slot: &Slot) -> Vec<Record> {
     wanted(slot, RECORDS, |ended| ended != 0 && ended & PENDING != 0)
 }
 
+/// The tags with which a rank has sent lately, each once.
+pub fn tags(slot: &Slot) -> Vec<i32> {
+    let sent = slot.records.iter().filter_map(Raw::read);
+    let sent = sent.filter(|plain| Op::TABLE.get(plain.kind as usize & 0xff).is_some_and(|row| row.sends()));
+    let mut tags: Vec<i32> = sent.map(|plain| plain.destination().1).collect();
+    tags.sort_unstable();
+    tags.dedup();
+    tags
+}
+
 /// How many operations have begun.
 pub fn count() -> u64 {
     own().next.load(Ordering::Acquire)

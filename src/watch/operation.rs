@@ -46,16 +46,16 @@ pub fn end(call: &Call, running: &Running) -> Result<(), Error> {
         return if check_level() == CheckLevel::Neighbors { compare::after(call, running) } else { Ok(()) };
     }
     if call.site.phase != Phase::Start {
-        end_message(call.site, call.envelope.dest);
+        end_message(call.site, (call.envelope.dest, call.envelope.sendtag));
     }
     Ok(())
 }
 
 /// A message has been sent, or received, or both. What NCCL carries is received on a stream, and not counted.
 #[inline]
-pub fn end_message(site: &Site, dest: i32) {
+pub fn end_message(site: &Site, (dest, tag): (i32, i32)) {
     if site.op.row().sends() && site.transport != "nccl" {
-        messages::has_sent(&site.comm, dest);
+        messages::has_sent(&site.comm, dest, tag);
     }
     if check_level() != CheckLevel::Off
         && let Some(difference) = messages::difference()

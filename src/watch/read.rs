@@ -7,11 +7,12 @@ use super::python::{self, Place};
 use super::state::{Need, Peer, RankStatus, State, Wait, WaitId, World};
 use crate::board::cell::FREED;
 use crate::board::ranks::Ranks;
-use crate::board::slot::milliseconds;
+use crate::board::slot::{hash, milliseconds};
 use crate::board::{Life, Slot, board, own};
 use crate::comm::CommId;
 use crate::comm::origin::FREED as FREED_ORIGIN;
 use crate::mpilib::wildcards;
+use crate::ops::Op;
 use crate::record::clock;
 use crate::record::recorder::{self, Record, RecordState};
 use crate::system::os;
@@ -24,10 +25,19 @@ const SILENT: u64 = 12_000;
 /// For how long a thread that has used the processor counts as one that goes on.
 const BUSY: u64 = 7_000;
 
+/// A hash of what is certainly equal on all ranks of a collective. XLA packs the cells of a halo exchange on some ranks, and the core
+/// does on others.
+fn what_of(record: &Record) -> u64 {
+    let op = if record.op == Op::HaloExchange { Op::Alltoallv } else { record.op };
+    let root = if op.row().has_root { record.root } else { 0 };
+    hash((op as u8, root, &record.reduction))
+}
+
 fn need_of(record: &Record) -> Need {
     let (row, any) = (record.op.row(), wildcards());
     if row.is_collective() {
-        return Need::Collective { comm: record.comm.id, number: record.sequence };
+        let what = what_of(record);
+        return Need::Collective { comm: record.comm.id, number: record.sequence, what };
     }
     let end = |takes_part: bool, rank: i32, tag: i32| {
         (takes_part && rank != any.proc_null).then(|| Peer {
@@ -163,6 +173,7 @@ pub fn status(slot: &Slot) -> RankStatus {
         forgotten: slot.lost_number.load(Ordering::Relaxed),
         noted: between::noted(slot),
         messages: messages.collect(),
+        tags: recorder::tags(slot),
         others: [&slot.lost_sent, &slot.lost_received].map(|it| it.load(Ordering::Relaxed)),
         seconds: last.last().map_or(0.0, |record| clock::seconds_since(record.ended)),
         before,

@@ -156,21 +156,30 @@ impl Facts<'_> {
     }
 
     /// A frequent mistake that explains why no rank is about to send the message that a rank waits for.
-    fn hint(&self, (rank, id): Key) -> Option<&'static str> {
+    fn hint(&self, (rank, id): Key) -> Option<String> {
         let wait = wait_of(self.world, (rank, id))?;
         if self.size == 1 && matches!(wait.need, Need::Message { .. }) {
-            return Some("MPI.COMM_WORLD has 1 rank: start the program with mpiexec -n 2 python program.py");
+            return Some(
+                "MPI.COMM_WORLD has 1 rank: start the program with mpiexec -n 2 python program.py".into(),
+            );
+        }
+        if let Some((sender, tag)) = Verdict::new(self.world).lost(rank, &wait.need) {
+            return Some(format!(
+                "rank {sender} has sent a message with {} to rank {rank}, which has not received it",
+                Tag(tag)
+            ));
         }
         let Need::Message { comm, from: Some(from), .. } = wait.need else { return None };
         let mut senders = self.world.iter().filter(|(other, _)| from.rank.is_none_or(|it| it == **other));
         if senders.any(|(_, status)| status.may_match(rank, false, comm, from.tag)) {
             None
         } else if wait.words.contains("irecv") && from.tag == Some(0) {
-            Some("irecv takes tag 0 unless it is given another one, or tag=MPI.ANY_TAG, as recv takes")
+            Some("irecv takes tag 0 unless it is given another one, or tag=MPI.ANY_TAG, as recv takes".into())
         } else if comm::is_default(comm.class) && from.tag.is_none_or(|tag| !Tag(tag).is_of_derivative()) {
             Some(
                 "if mpi4py sends the message: the default communicator is a clone of MPI.COMM_WORLD; \
-                 comm=MPI.COMM_WORLD receives what is sent there",
+                 comm=MPI.COMM_WORLD receives what is sent there"
+                    .into(),
             )
         } else {
             None
@@ -212,7 +221,8 @@ pub fn headline(world: &World, key: Key, wait: &Wait, why: &Why) -> String {
 
 /// The ranks of a cycle of waits, from this rank on if it is one of them, and what they wait for.
 fn cycle_text(world: &World, rank: i32) -> String {
-    let order = Verdict::new(world).cycle(rank);
+    let verdict = Verdict::new(world);
+    let order = verdict.cycle(rank);
     let does = |rank: i32| {
         let RankStatus { waits, python, .. } = &world[&rank];
         waits.first().map_or_else(String::new, |wait| match &**python {
@@ -229,6 +239,10 @@ fn cycle_text(world: &World, rank: i32) -> String {
     let mut text = format!("rank {} is in {}", order[0], does(order[0]));
     for (before, rank) in order.iter().zip(&order[1..]).take(3) {
         text += &format!(", and waits for rank {rank}, which is in {}", does(*rank));
+        let wait = world[rank].waits.first();
+        if let Some((sender, tag)) = wait.and_then(|wait| verdict.lost(*rank, &wait.need)) {
+            text += &format!(" (rank {sender} has sent it a message with {})", Tag(tag));
+        }
         // Names may be the same, or not say it.
         if let (Some(one), Some(other)) = (comm(before), comm(rank))
             && one != other
@@ -261,6 +275,10 @@ fn waits_for(world: &World, rank: i32, other: i32) -> bool {
 
 fn remedy(world: &World, cycle: &[i32]) -> &'static str {
     let needs = || cycle.iter().flat_map(|rank| world[rank].waits.iter().map(|wait| &wait.need));
+    let differ = |one: &Need| needs().any(|other| one.is_other_operation(other));
+    if needs().any(differ) {
+        return "the operations of the ranks do not match: let all ranks call the same collective";
+    }
     let is_message = |need: &Need| matches!(need, Need::Message { .. });
     if needs().all(is_message) {
         let receives = |need: &Need| matches!(need, Need::Message { from: Some(_), to: None, .. });

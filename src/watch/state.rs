@@ -19,14 +19,28 @@ pub struct Peer {
 /// What has to happen for a wait to complete.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Need {
-    /// All ranks come to the collective of this number on the communicator.
-    Collective { comm: CommId, number: u64 },
+    /// All ranks come to the collective of this number on the communicator, and do the same there.
+    Collective { comm: CommId, number: u64, what: u64 },
     /// A message comes, or is taken, or both. Messages are counted under the key.
     Message { comm: CommId, key: u64, from: Option<Peer>, to: Option<Peer> },
     /// The ranks of a communicator come to a call that is no operation.
     Call,
     /// A GPU's stream comes to it.
     Stream,
+}
+
+impl Need {
+    /// Whether the two are in the same collective, but in different operations.
+    pub fn is_other_operation(&self, other: &Self) -> bool {
+        let of = |need: &Self| match *need {
+            Self::Collective { comm, number, what } => Some(((comm.without_name(), number), what)),
+            _ => None,
+        };
+        match (of(self), of(other)) {
+            (Some((one, what)), Some((other, its_what))) => one == other && what != its_what,
+            _ => false,
+        }
+    }
 }
 
 /// Which of the waits of a process.
@@ -77,7 +91,7 @@ pub enum State {
     Unknown,
 }
 
-/// Messages between a rank and another one on a communicator: the key, the other rank, how many were sent and received.
+/// Messages between a rank and another one on a communicator: the key, the other rank, the weights of those sent and received.
 pub type Messages = (u64, i32, u64, u64);
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -105,7 +119,9 @@ pub struct RankStatus {
     /// Its last collectives, which are compared with those of other hosts.
     pub noted: Vec<Noted>,
     pub messages: Vec<Messages>,
-    /// Messages sent and received that are not among these.
+    /// The tags with which it has sent lately.
+    pub tags: Vec<i32>,
+    /// The weights of messages sent and received that are not among these.
     pub others: [u64; 2],
     /// For how many seconds it has been in no operation, what it did before, and what it does: in Python or JAX.
     pub seconds: f64,

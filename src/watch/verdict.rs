@@ -1,7 +1,8 @@
 //! Why waits can never complete: a pure function of the states of the ranks.
 //!
 //! A wait is *certain* not to complete if a rank that it needs has died or finished, and no message of that rank can be under
-//! way. The job is *stuck* if no rank goes on, and no wait is matched.
+//! way that the wait may match. The job is *stuck* if no rank goes on, and no wait is matched. Ranks that have come to a collective, but
+//! are in different operations, do not match.
 
 use std::collections::HashMap;
 
@@ -9,6 +10,7 @@ use super::state::{Key, Need, Peer, RankStatus, State, Wait, World};
 use crate::board::ranks::Ranks;
 use crate::comm::CommId;
 use crate::comm::origin::FREED;
+use crate::record::messages::Unreceived;
 
 /// How many ranks are named for one wait.
 const MOST: usize = 64;
@@ -51,15 +53,23 @@ impl RankStatus {
 /// What waits for all of its members: the collective if it is one, and the members.
 type Shared<'a> = (Option<(CommId, u64)>, &'a Ranks);
 
+/// What is known of such a wait.
+struct Missing {
+    /// The members that have not come, and why what waits for them can certainly never complete.
+    ranks: Vec<i32>,
+    why: Option<Why>,
+    /// Members that wait in it are in different operations.
+    differ: bool,
+}
+
 pub struct Verdict<'a> {
     world: &'a World,
     /// Ranks that have not ended, and those of them that send.
     alive: Vec<i32>,
     senders: Vec<i32>,
-    /// For each collective and call, the ranks that are missing, and why it can certainly never complete. Computed once for all that
-    /// wait in it.
-    missing: HashMap<Shared<'a>, (Vec<i32>, Option<Why>)>,
-    /// How many messages of a pair of ranks on a communicator were received.
+    /// For each collective and call. Computed once for all that wait in it.
+    missing: HashMap<Shared<'a>, Missing>,
+    /// The weights of the messages of a pair of ranks on a communicator that were received.
     received: HashMap<(u64, i32, i32), u64>,
 }
 
@@ -78,9 +88,10 @@ impl<'a> Verdict<'a> {
             if let Some(key) = shared(wait)
                 && !verdict.missing.contains_key(&key)
             {
-                let missing = verdict.missing_of(wait);
-                let why = verdict.certain_without(&missing);
-                verdict.missing.insert(key, (missing, why));
+                let ranks = verdict.missing_of(wait);
+                let why = verdict.certain_without(&ranks);
+                let differ = verdict.others_in(wait).next().is_some();
+                verdict.missing.insert(key, Missing { ranks, why, differ });
             }
         }
         verdict
@@ -89,16 +100,17 @@ impl<'a> Verdict<'a> {
     /// The members that have not come. A member that has begun this collective or a later one has come.
     fn missing_of(&self, wait: &Wait) -> Vec<i32> {
         let has_come = |member: i32| {
-            let died_in = |it: &RankStatus| it.state == State::Gone && it.started.contains(&wait.need);
+            let is_same = |need: &Need| *need == wait.need || need.is_other_operation(&wait.need);
+            let died_in = |it: &RankStatus| it.state == State::Gone && it.started.iter().any(is_same);
             self.world.get(&member).is_some_and(|it| match wait.need {
                 Need::Collective { .. } if died_in(it) => false,
-                Need::Collective { comm, number } => {
+                Need::Collective { comm, number, .. } => {
                     let comm = comm.without_name();
                     let is_it = |id: CommId| {
                         let is_freed = id.class == comm.class && id.origin == FREED;
                         id.without_name() == comm || is_freed
                     };
-                    it.waits.iter().any(|other| other.need == wait.need)
+                    it.waits.iter().any(|other| is_same(&other.need))
                         || it.forgotten >= number
                         || it.counts.iter().any(|(id, begun)| is_it(*id) && *begun >= number)
                 }
@@ -106,6 +118,13 @@ impl<'a> Verdict<'a> {
             })
         };
         wait.members.iter().filter(|&member| !has_come(member)).collect()
+    }
+
+    /// The members that wait in the collective of this number, but in another operation.
+    fn others_in(&self, wait: &'a Wait) -> impl Iterator<Item = i32> {
+        let is_there =
+            |it: &RankStatus| it.waits.iter().any(|other| other.need.is_other_operation(&wait.need));
+        wait.members.iter().filter(move |member| self.world.get(member).is_some_and(is_there))
     }
 
     /// The ends of a message, and whether this rank sends there.
@@ -117,30 +136,63 @@ impl<'a> Verdict<'a> {
         from.map(|end| (end, false)).into_iter().chain(to.map(|end| (end, true)))
     }
 
-    /// The messages of a rank that were not received: the key of the communicator, and the receiver.
-    fn under_way(&self, from: i32) -> impl Iterator<Item = (u64, i32)> {
-        let messages = self.world.get(&from).into_iter().flat_map(|it| &it.messages);
-        messages.filter_map(move |&(key, to, sent, _)| {
-            let received = self.received.get(&(key, from, to)).copied().unwrap_or(0);
-            (sent > received).then_some((key, to))
+    /// The messages of a rank to another one that were not received.
+    fn unreceived(&self, key: u64, from: i32, to: i32) -> Unreceived {
+        let mut messages = self.world.get(&from).into_iter().flat_map(|it| &it.messages);
+        let sent = messages.find(|it| (it.0, it.1) == (key, to)).map_or(0, |it| it.2);
+        Unreceived(sent.wrapping_sub(self.received.get(&(key, from, to)).copied().unwrap_or(0)))
+    }
+
+    /// Whether a message of a rank to another one, which waits for this, may be under way.
+    fn is_under_way(&self, from: i32, to: i32, need: &Need) -> bool {
+        let Need::Message { key, from: Some(end), .. } = need else { return false };
+        let used = self.world.get(&from).map_or(&[][..], |it| &it.tags);
+        end.rank.is_none_or(|rank| rank == from) && self.unreceived(*key, from, to).may_match(end.tag, used)
+    }
+
+    /// A message to a rank that cannot match what the rank waits for, and was not received: its sender and its tag.
+    pub fn lost(&self, rank: i32, need: &Need) -> Option<(i32, i32)> {
+        let Need::Message { key, from: Some(from), .. } = need else { return None };
+        let mut senders = self.world.iter().filter(|(it, _)| from.rank.is_none_or(|rank| rank == **it));
+        senders.find_map(|(&sender, it)| {
+            let unreceived = self.unreceived(*key, sender, rank);
+            let tag = it.tags.iter().find(|tag| unreceived.all_have(**tag))?;
+            (Some(*tag) != from.tag && from.tag.is_some()).then_some((sender, *tag))
         })
     }
 
-    /// Whether messages are under way between any two ranks. If not all messages are counted by rank, compares the sums.
+    /// Whether messages are under way that their receivers now wait for. If not all messages are counted by rank, compares the sums.
     pub fn moves(&self) -> bool {
+        let receives = |need: &Need| matches!(need, Need::Message { from: Some(_), .. });
         if self.world.values().any(|it| it.others != [0; 2]) {
-            let sum = |of: fn(&RankStatus) -> u64| self.world.values().map(of).sum::<u64>();
-            let sent = sum(|it| it.messages.iter().map(|it| it.2).sum::<u64>() + it.others[0]);
-            return sent > sum(|it| it.messages.iter().map(|it| it.3).sum::<u64>() + it.others[1]);
+            let sum = |of: fn(&RankStatus) -> [u64; 2]| {
+                self.world
+                    .values()
+                    .map(of)
+                    .fold(0u64, |sum, [sent, received]| sum.wrapping_add(sent).wrapping_sub(received))
+            };
+            let counted = |it: &RankStatus| {
+                it.messages
+                    .iter()
+                    .fold([0u64; 2], |sum, it| [sum[0].wrapping_add(it.2), sum[1].wrapping_add(it.3)])
+            };
+            let left = Unreceived(sum(|it| it.others).wrapping_add(sum(counted)));
+            return left.count() > 0
+                && self.world.values().any(|it| !it.is_over() && it.needs().any(receives));
         }
-        let is_awaited = |(_, to): (u64, i32)| !self.world.get(&to).is_none_or(RankStatus::is_over);
-        self.world.keys().any(|&from| self.under_way(from).any(is_awaited))
+        self.world.iter().any(|(&from, it)| {
+            it.messages.iter().any(|&(_, to, ..)| {
+                self.world.get(&to).is_some_and(|receiver| {
+                    !receiver.is_over() && receiver.needs().any(|need| self.is_under_way(from, to, need))
+                })
+            })
+        })
     }
 
     /// Whether a wait may complete, as far as is known, even if no rank begins another operation.
     fn is_matched(&self, rank: i32, wait: &'a Wait) -> bool {
         if let Some(key) = shared(wait) {
-            return self.missing[&key].0.is_empty();
+            return self.missing[&key].ranks.is_empty() && !self.missing[&key].differ;
         }
         let Need::Message { comm, .. } = wait.need else { return true };
         Self::ends(wait).any(|(end, sends)| {
@@ -166,9 +218,9 @@ impl<'a> Verdict<'a> {
     /// Why a wait of a rank can certainly never complete. `None`: it may complete, as far as is known.
     pub fn certain(&self, rank: i32, wait: &'a Wait) -> Option<Why> {
         if let Some(key) = shared(wait) {
-            return self.missing[&key].1.clone();
+            return self.missing[&key].why.clone();
         }
-        let Need::Message { key, .. } = wait.need else {
+        let Need::Message { .. } = wait.need else {
             return wait.members.iter().find(|&it| self.state(it) == State::Gone).map(Why::Gone);
         };
         if self.is_matched(rank, wait) {
@@ -176,9 +228,8 @@ impl<'a> Verdict<'a> {
         }
         let mut peers = Vec::new();
         for (end, sends) in Self::ends(wait) {
-            let is_none_left = |peer: i32| {
-                self.is_over(peer) && (sends || !self.under_way(peer).any(|it| it == (key, rank)))
-            };
+            let is_none_left =
+                |peer: i32| self.is_over(peer) && (sends || !self.is_under_way(peer, rank, &wait.need));
             match end.rank {
                 Some(peer) if is_none_left(peer) => peers.push(peer),
                 None if self.alive.iter().any(|&it| it != rank && wait.members.contains(it)) => return None,
@@ -220,7 +271,8 @@ impl<'a> Verdict<'a> {
     /// The ranks that are missing in a wait.
     fn missing_in(&self, wait: &'a Wait) -> Vec<i32> {
         match shared(wait) {
-            Some(key) => self.missing[&key].0.iter().copied().take(MOST).collect(),
+            Some(key) if self.missing[&key].ranks.is_empty() => self.others_in(wait).take(MOST).collect(),
+            Some(key) => self.missing[&key].ranks.iter().copied().take(MOST).collect(),
             None if Self::ends(wait).any(|(end, _)| end.rank.is_none()) => {
                 wait.members.iter().take(MOST).collect()
             }
@@ -261,7 +313,7 @@ impl<'a> Verdict<'a> {
 /// What a wait needs all members for, if it does.
 fn shared(wait: &Wait) -> Option<Shared<'_>> {
     match wait.need {
-        Need::Collective { comm, number } => Some((Some((comm.without_name(), number)), &wait.members)),
+        Need::Collective { comm, number, .. } => Some((Some((comm.without_name(), number)), &wait.members)),
         Need::Call => Some((None, &wait.members)),
         _ => None,
     }

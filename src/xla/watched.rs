@@ -31,7 +31,7 @@ pub fn wait_for(
     let running = recorder::begin_wait(started, site, line);
     let result = body();
     if result.is_ok() && !site.op.row().is_collective() {
-        watch::end_message(site, started.dest());
+        watch::end_message(site, started.destination());
     }
     end(running, result)
 }

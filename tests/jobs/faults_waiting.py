@@ -138,6 +138,87 @@ FAULTS = {
         env={"MPI4JAX_TIMEOUT": "1e20", "MPI4JAX_REPORT_AFTER": "1e20"},
         silent=("panicked",),
     ),
+    # ---- Messages that no rank receives, and collectives that differ
+    **{
+        f"a wrong tag, {name}": Fault(
+            "if rank == 0: nt.send(x, 1, tag=1)\n" + program, says, status=HUNG_STATUS, env=env
+        )
+        for name, program, says, env in [
+            (
+                "and no other message",
+                "wait(nt.recv(x, 1, tag=3) if rank == 0 else nt.recv(x, 0, tag=2))",
+                (
+                    (
+                        r"deadlock: rank 0 is in recv from 1, tag 3 .*rank 1, which is in recv "
+                        r"from 0, tag 2 .* \(rank 0 has sent it a message with tag 1\), and "
+                    ),
+                ),
+                {"MPI4JAX_DEADLOCK_AFTER": "3"},
+            ),
+            (
+                "before a collective",
+                "else: wait(nt.recv(x, 0, tag=2))\nwait(nt.allreduce(x))",
+                (
+                    (
+                        r"deadlock: rank 0 is in allreduce #1 .*rank 1, which is in recv from 0, "
+                        r"tag 2 .* \(rank 0 has sent it a message with tag 1\)"
+                    ),
+                ),
+                {"MPI4JAX_DEADLOCK_AFTER": "3"},
+            ),
+            (
+                "of a rank that finishes",
+                "else: wait(nt.recv(x, 0, tag=2))",
+                (
+                    "recv from 0, tag 2 .* can never complete: rank 0 has finished",
+                    "rank 0 has sent a message with tag 1 to rank 1, which has not received it",
+                ),
+                {},
+            ),
+            (
+                "of an old message",
+                (
+                    "there, how = 1 - rank, dict(sendtag=3, recvtag=3)\n"
+                    "for i in range(9): nt.allreduce(nt.sendrecv(x, x, there, there, **how))\n"
+                    "wait(nt.recv(x, 1 - rank, tag=3))"
+                ),
+                ("deadlock: rank 0 is in recv from 1, tag 3",),
+                {"MPI4JAX_DEADLOCK_AFTER": "3"},
+            ),
+        ]
+    },
+    "a receiver that leaves a loop one step early": Fault(
+        "for i in range(4 - rank):\n"
+        "    if rank == 0: nt.send(x, 1, tag=i)\n"
+        "    else: wait(nt.recv(x, 0, tag=i))\n"
+        "wait(nt.allreduce(x) if rank == 0 else nt.recv(x, 0, tag=9))",
+        (
+            "rank 0 is in allreduce #1 .* waits for rank 1, which is in recv from 0, tag 9",
+        ),
+        status=HUNG_STATUS,
+        env={"MPI4JAX_DEADLOCK_AFTER": "3"},
+    ),
+    "a message that comes late": Fault(
+        "if rank == 0: nt.send(x, 1, tag=1); time.sleep(6); nt.send(x, 1, tag=2)\n"
+        "else: wait(nt.recv(x, 0, tag=2)); wait(nt.recv(x, 0, tag=1))\n"
+        "print('the end', rank)",
+        ("the end 0", "the end 1"),
+        status=0,
+        env={"MPI4JAX_DEADLOCK_AFTER": "3"},
+    ),
+    "collectives that differ, on a communicator that mpi4py may use": Fault(
+        "wait(nt.reduce_scatter(jnp.ones((2, 6)), comm=comm) if rank == 0\n"
+        "    else nt.gatherv(jnp.ones(6), [6, 6], 1, comm=comm))",
+        (
+            "operations of the ranks may not match",
+            (
+                r"rank 0 is in reduce_scatter #1 .*rank 1, which is in gatherv #1 .* waits "
+                "for rank 0; the operations of the ranks do not match: let all ranks call the same"
+            ),
+        ),
+        status=HUNG_STATUS,
+        env={"MPI4JAX_DEADLOCK_AFTER": "3"},
+    ),
     # ---- Ranks that wait for each other: a proof
     "a deadlock of receives": Fault(
         "wait(nt.recv(x, 1 - rank, tag=7))",

@@ -6,7 +6,8 @@ use crate::watch::state::{Need, Peer, RankStatus, State, WaitId};
 const A: CommId = CommId { class: 1, origin: 3, name: 0 };
 
 fn waits(need: Need) -> RankStatus {
-    let counts = if let Need::Collective { comm, number } = need { vec![(comm, number)] } else { Vec::new() };
+    let counts =
+        if let Need::Collective { comm, number, .. } = need { vec![(comm, number)] } else { Vec::new() };
     let wait = Wait {
         id: WaitId::Operation(1),
         need,
@@ -25,7 +26,7 @@ fn recv(rank: i32) -> RankStatus {
 }
 
 fn barrier() -> RankStatus {
-    waits(Need::Collective { comm: A, number: 1 })
+    waits(Need::Collective { comm: A, number: 1, what: 0 })
 }
 
 fn of(state: State) -> RankStatus {

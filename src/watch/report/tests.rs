@@ -1,6 +1,7 @@
 use super::*;
 use crate::comm::CommId;
 use crate::mpilib::wildcards;
+use crate::record::messages::weight;
 use crate::watch::state::WaitId;
 
 const COMM: CommId = CommId { class: 1, origin: 3, name: 0 };
@@ -25,7 +26,7 @@ fn recv(rank: i32, words: &str) -> RankStatus {
 }
 
 fn all(origin: u64) -> RankStatus {
-    waits(Need::Collective { comm: CommId { origin, ..COMM }, number: 1 }, "barrier #1")
+    waits(Need::Collective { comm: CommId { origin, ..COMM }, number: 1, what: 0 }, "barrier #1")
 }
 
 fn world(ranks: [RankStatus; 2]) -> World {
@@ -103,6 +104,12 @@ fn a_receive_that_no_rank_sends_to_has_a_hint() {
     };
     let text = line(&world([on_default(None, "recv from 1"), all(0)]));
     assert!(text.contains("; if mpi4py sends the message: the default communicator is a clone"), "{text}");
+    let sent = RankStatus { messages: vec![(1, 0, weight(4), 0)], tags: vec![3, 4], ..all(0) };
+    let text = line(&world([on_default(Some(7), "recv from 1"), sent]));
+    assert!(
+        text.contains("; rank 1 has sent a message with tag 4 to rank 0, which has not received it;"),
+        "{text}"
+    );
     let of_derivative = Some(wildcards().derivative + 7);
     let text = line(&world([on_default(of_derivative, "recv from 1"), all(0)]));
     assert!(!text.contains("clone"), "mpi4py has no such tag: {text}");
@@ -145,6 +152,21 @@ fn a_deadlock_is_told_with_both_lines_and_its_remedy() {
     );
     let mixed = text([all(3), recv(0, "recv from 0, a.py:9")]);
     assert!(mixed.ends_with("let all ranks call the collective before the message, or after it"), "{mixed}");
+    let mut gather = all(3);
+    gather.waits[0] = Wait {
+        need: Need::Collective { comm: COMM, number: 1, what: 1 },
+        words: "gatherv #1, a.py:7".into(),
+        ..gather.waits[0].clone()
+    };
+    let differ = [all(3), gather];
+    assert_eq!(
+        text(differ.clone()),
+        "deadlock: rank 0 is in barrier #1, and waits for rank 1, which is in gatherv #1, a.py:7, and waits for rank 0; the \
+         operations of the ranks do not match: let all ranks call the same collective"
+    );
+    assert!(
+        line(&world(differ)).contains("barrier #1 has waited for 40 s: rank 1 is in gatherv #1, a.py:7;")
+    );
     let other = text([all(3), all(4)]);
     assert!(other.contains("which is in barrier #1, on another communicator,"), "{other}");
     assert!(other.ends_with("let all ranks use the communicators in the same order"), "{other}");

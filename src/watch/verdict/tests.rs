@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::comm::origin::UNKNOWN;
+use crate::record::messages::weight;
 use crate::watch::state::{WaitId, compare_origins};
 
 /// A communicator of all ranks.
@@ -27,7 +28,12 @@ fn wait(need: Need) -> Wait {
 }
 
 fn all(comm: CommId, number: u64) -> Wait {
-    wait(Need::Collective { comm, number })
+    wait(Need::Collective { comm, number, what: 0 })
+}
+
+/// Another operation than `all`.
+fn other(comm: CommId, number: u64) -> Wait {
+    wait(Need::Collective { comm, number, what: 1 })
 }
 
 fn peer(rank: i32, tag: i32) -> Option<Peer> {
@@ -56,7 +62,7 @@ fn waits(waits: impl IntoIterator<Item = Wait>) -> RankStatus {
     let mut rank = RankStatus { waits: waits.into_iter().collect(), ..runs() };
     for (i, wait) in rank.waits.iter_mut().enumerate() {
         wait.id = WaitId::Operation(1 + i as u64);
-        if let Need::Collective { comm, number } = wait.need {
+        if let Need::Collective { comm, number, .. } = wait.need {
             rank.counts.push((comm, number));
         }
     }
@@ -108,8 +114,17 @@ fn what_is_certain_what_is_stuck_and_what_goes_on() {
     let goes_on = |rank: &mut RankStatus| rank.goes_on = Some("another thread".into());
     let started = |need: Wait| move |rank: &mut RankStatus| rank.started.push(need.need);
     let begun = |comm, number| move |rank: &mut RankStatus| rank.counts.push((comm, number));
-    let sent = |to, sent| move |rank: &mut RankStatus| rank.messages.push((KEY, to, sent, 0));
-    let received = |from, received| move |rank: &mut RankStatus| rank.messages.push((KEY, from, 0, received));
+    // So many messages of tag 7, and of another one.
+    let sent_with = |tag, to, count| {
+        move |rank: &mut RankStatus| {
+            rank.messages.push((KEY, to, weight(tag).wrapping_mul(count), 0));
+            rank.tags.push(tag);
+        }
+    };
+    let sent = |to, count| sent_with(7, to, count);
+    let received = |from, count| {
+        move |rank: &mut RankStatus| rank.messages.push((KEY, from, 0, weight(7).wrapping_mul(count)))
+    };
     let in_barrier = || waits([all(A, 1)]);
     let rows: Vec<(&str, [RankStatus; 3], &str)> = vec![
         // ---- No rank goes on
@@ -215,7 +230,58 @@ fn what_is_certain_what_is_stuck_and_what_goes_on() {
             ],
             STUCK,
         ),
+        (
+            "a message of another tag",
+            [waits([recv(1, 7)]), with(waits([recv(0, 7)]), sent_with(8, 0, 1)), waits([recv(0, 7)])],
+            STUCK,
+        ),
+        (
+            "messages of another tag",
+            [waits([recv(1, 7)]), with(waits([recv(0, 7)]), sent_with(8, 0, 5)), waits([recv(0, 7)])],
+            STUCK,
+        ),
+        (
+            "a receiver that waits for any tag",
+            [waits([recv(1, -1)]), with(waits([recv(0, 7)]), sent_with(8, 0, 1)), waits([recv(0, 7)])],
+            NOTHING,
+        ),
+        (
+            "a receiver that waits for any rank",
+            [waits([recv(-1, 7)]), with(waits([recv(0, 7)]), sent(0, 1)), waits([recv(0, 7)])],
+            NOTHING,
+        ),
+        (
+            "a receiver that waits for another rank",
+            [waits([recv(2, 7)]), with(waits([recv(0, 7)]), sent(0, 1)), waits([recv(0, 7)])],
+            STUCK,
+        ),
+        (
+            "a receiver that is in a collective",
+            [in_barrier(), with(waits([recv(0, 7)]), sent(0, 1)), in_barrier()],
+            STUCK,
+        ),
+        (
+            "a receiver that has started to receive",
+            [with(in_barrier(), started(recv(1, 7))), with(waits([recv(0, 7)]), sent(0, 1)), in_barrier()],
+            NOTHING,
+        ),
+        ("a collective that differs", [waits([all(A, 1)]), waits([other(A, 1)]), waits([all(A, 1)])], STUCK),
+        (
+            "one that differs, and one that computes",
+            [waits([all(A, 1)]), waits([other(A, 1)]), runs()],
+            NOTHING,
+        ),
+        (
+            "another operation of a later number",
+            [waits([all(A, 1)]), with(waits([other(A, 2)]), begun(A, 1)), waits([all(A, 1)])],
+            NOTHING,
+        ),
         // ---- Ranks that have finished
+        (
+            "whose message has another tag",
+            [waits([recv(1, 7)]), with(finished(0), sent_with(8, 0, 1)), runs()],
+            FINISHED,
+        ),
         ("a sender", [waits([recv(1, 7)]), finished(0), runs()], FINISHED),
         ("whatever else runs", [with(waits([recv(1, 7)]), goes_on), finished(0), runs()], FINISHED),
         ("whose message is under way", [waits([recv(1, 7)]), with(finished(0), sent(0, 1)), runs()], NOTHING),
@@ -303,7 +369,7 @@ fn ten_thousand_ranks_are_judged_at_once() {
         (
             "all in a collective but one",
             |rank, n| {
-                let need = Need::Collective { comm: A, number: 3 };
+                let need = Need::Collective { comm: A, number: 3, what: 0 };
                 if rank == n / 2 { runs() } else { waits([wait_among(need, Ranks::all(n))]) }
             },
             NOTHING,
@@ -311,7 +377,7 @@ fn ten_thousand_ranks_are_judged_at_once() {
         (
             "one has finished without it",
             |rank, n| {
-                let need = Need::Collective { comm: A, number: 3 };
+                let need = Need::Collective { comm: A, number: 3, what: 0 };
                 if rank == n / 2 { finished(2) } else { waits([wait_among(need, Ranks::all(n))]) }
             },
             FINISHED,
@@ -321,7 +387,7 @@ fn ten_thousand_ranks_are_judged_at_once() {
             |rank, n| {
                 let comm = if rank % 2 == 0 { EVEN } else { A };
                 let members = if rank % 2 == 0 { even(n) } else { Ranks::all(n) };
-                waits([wait_among(Need::Collective { comm, number: 3 }, members)])
+                waits([wait_among(Need::Collective { comm, number: 3, what: 0 }, members)])
             },
             NOTHING,
         ),
@@ -333,7 +399,7 @@ fn ten_thousand_ranks_are_judged_at_once() {
                 let messages = (1..9).map(|step| (KEY, (rank + step) % n, 5, 5)).collect();
                 RankStatus { messages, ..waits([wait]) }
             },
-            NOTHING,
+            STUCK,
         ),
     ];
     for (name, of, expected) in jobs {
