@@ -43,6 +43,8 @@ pub enum Cause {
     Finalized,
     #[error("communicator {key} has been freed")]
     FreedCommunicator { key: Box<str> },
+    #[error("argument 'op', a reduction made with MPI.Op.Create, has been freed")]
+    FreedReduction,
     #[error(
         "not run, because an earlier operation on communicator {key} failed on this rank, and its ranks are out of \
          step. First error: {first}"

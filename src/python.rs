@@ -159,11 +159,11 @@ mod _native {
         Ok(comm.number)
     }
 
-    /// Makes `key` name a reduction of the user's.
+    /// Makes `key` name a reduction of the user's, whose handle mpi4py keeps at this address.
     #[pyfunction]
-    fn register_reduction(key: &str, handle: usize) {
-        // SAFETY: mpi4py gives the handle of an `MPI_Op`, which Python keeps with the key.
-        unsafe { ops::register_reduction(key, handle) };
+    fn register_reduction(key: &str, handle: usize, address: usize) {
+        // SAFETY: Python keeps mpi4py's object, which has the null handle once the `MPI_Op` has been freed.
+        unsafe { ops::register_reduction(key, handle, address) };
     }
 
     /// Programs may write a status to the address of one of mpi4py's.

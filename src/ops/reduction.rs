@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Mutex;
 
+use mpi::ffi::MPI_Op;
+
 use super::Dtype;
+use crate::mpilib::handle_value;
 use crate::sync::lock;
 
 macro_rules! reductions {
@@ -48,8 +51,26 @@ reductions! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
     Builtin(Builtin),
+    User(User),
+}
+
+/// A reduction of the user's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct User {
     /// The handle of an `MPI_Op`.
-    User(usize),
+    pub handle: usize,
+    /// Where mpi4py keeps the handle, until the `MPI_Op` is freed; 0: it is never freed.
+    address: usize,
+}
+
+impl User {
+    /// Whether the user has freed it.
+    #[inline]
+    pub fn is_freed(&self) -> bool {
+        // SAFETY: registered as the address of a handle, in memory that stays.
+        self.address != 0
+            && handle_value(unsafe { (self.address as *const MPI_Op).read_volatile() }) != self.handle
+    }
 }
 
 impl Reduction {
@@ -57,7 +78,7 @@ impl Reduction {
     pub fn from_name(name: &str) -> Option<Self> {
         match Builtin::ALL.iter().find(|builtin| builtin.name() == name) {
             Some(&builtin) => Some(Self::Builtin(builtin)),
-            None => users().get(name).map(|&handle| Self::User(handle)),
+            None => users().get(name).map(|&user| Self::User(user)),
         }
     }
 }
@@ -71,18 +92,19 @@ impl fmt::Display for Reduction {
     }
 }
 
-static USERS: Mutex<BTreeMap<Box<str>, usize>> = Mutex::new(BTreeMap::new());
+static USERS: Mutex<BTreeMap<Box<str>, User>> = Mutex::new(BTreeMap::new());
 
-fn users() -> std::sync::MutexGuard<'static, BTreeMap<Box<str>, usize>> {
+fn users() -> std::sync::MutexGuard<'static, BTreeMap<Box<str>, User>> {
     lock(&USERS)
 }
 
 /// Makes `key` name the `MPI_Op` with this handle.
 ///
 /// # Safety
-/// It is that of an `MPI_Op` which is never freed.
-pub unsafe fn register_user(key: &str, handle: usize) {
-    users().insert(key.into(), handle);
+/// At the address is the handle, and another one once the `MPI_Op` has been freed. The memory stays. Address 0: the `MPI_Op` is never
+/// freed.
+pub unsafe fn register_user(key: &str, handle: usize, address: usize) {
+    users().insert(key.into(), User { handle, address });
 }
 
 #[cfg(test)]
@@ -96,8 +118,9 @@ mod tests {
         }
         assert_eq!(Reduction::from_name("user#reduction-test"), None);
         // SAFETY: nothing is reduced.
-        unsafe { register_user("user#reduction-test", 7) };
-        assert_eq!(Reduction::from_name("user#reduction-test"), Some(Reduction::User(7)));
+        unsafe { register_user("user#reduction-test", 7, 0) };
+        let Some(Reduction::User(user)) = Reduction::from_name("user#reduction-test") else { panic!() };
+        assert_eq!((user.handle, user.is_freed()), (7, false));
     }
 
     #[test]

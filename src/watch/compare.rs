@@ -390,7 +390,7 @@ fn listed(texts: &[(i32, String)]) -> String {
 
 const OTHER_ORDER: &str = "\n  The ranks run collectives over the axes of the mesh in different orders: write the names of the axes in \
      a list. A loop over a set of names has another order in each process";
-const OFF: &str = "(MPI4JAX_CHECK=0: they are not compared)";
+const OFF: &str = "(set MPI4JAX_CHECK=0 to disable this check)";
 const WHY_MIXED: &str = "ranks may also use the communicator through mpi4py, so the job goes on; from now on, only the data types of \
      equal operations are compared on it";
 const WHY_MESSAGE: &str = "ranks may also use the communicator through mpi4py, so the job goes on";

@@ -16,7 +16,7 @@ use crate::device::cuda::{Driver, Entered};
 use crate::device::{self, Platform};
 use crate::error::{Cause, Error};
 use crate::finalize;
-use crate::ops;
+use crate::ops::{self, Reduction};
 use crate::record::timeline;
 use crate::transport::{self, AnyTransport, Transport};
 use crate::watch;
@@ -165,6 +165,11 @@ fn usable(site: &Site) -> Result<comm::CommGuard, Error> {
     }
     if comm.is_freed() {
         return Err(site.error(Cause::FreedCommunicator { key: comm.key.clone() }));
+    }
+    if let Some(Reduction::User(user)) = site.reduction
+        && user.is_freed()
+    {
+        return Err(site.error(Cause::FreedReduction));
     }
     match comm.failure() {
         None => comm.guard().map_err(|cause| site.error(cause)),

@@ -4,7 +4,7 @@ import re
 
 from faults import CHECK, DIFFERENT, ENDS_JOB, FIRST_LINE, Fault
 
-AFTERWARDS = r"the operations of the ranks do not match \(MPI4JAX_CHECK=0"
+AFTERWARDS = r"the operations of the ranks do not match \(set MPI4JAX_CHECK=0"
 OF_FUNCTION = r"in shard_map of <lambda>\(\[0\]: float32"
 # On a communicator that the program may use through mpi4py too: the job goes on.
 MAYBE = "the operations of the ranks may not match"

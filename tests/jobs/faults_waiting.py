@@ -192,9 +192,7 @@ FAULTS = {
         "    if rank == 0: nt.send(x, 1, tag=i)\n"
         "    else: wait(nt.recv(x, 0, tag=i))\n"
         "wait(nt.allreduce(x) if rank == 0 else nt.recv(x, 0, tag=9))",
-        (
-            "rank 0 is in allreduce #1 .* waits for rank 1, which is in recv from 0, tag 9",
-        ),
+        ("rank 0 is in allreduce #1 .* waits for rank 1, which is in recv from 0, tag 9",),
         status=HUNG_STATUS,
         env={"MPI4JAX_DEADLOCK_AFTER": "3"},
     ),

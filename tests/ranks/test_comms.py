@@ -220,6 +220,21 @@ def test_freed_reductions_leave_no_programs_behind():
     assert resident() - before < 22 << 20
 
 
+def test_a_reduction_that_is_freed_after_compilation():
+    def maximum(a, b, _):
+        y = np.frombuffer(b, np.float32)
+        np.maximum(np.frombuffer(a, np.float32), y, out=y)
+
+    op = MPI.Op.Create(maximum, commute=True)
+    f = jax.jit(lambda x: notoken.allreduce(x, op))
+    x = jnp.full(3, RANK, jnp.float32)
+    assert float(f(x)[0]) == SIZE - 1
+    mpi4jax.flush()
+    op.Free()
+    with pytest.raises((ValueError, RuntimeError), match=r"'op', .*, has been freed"):
+        jax.block_until_ready(f(x))
+
+
 @pytest.mark.min_ranks(3)
 def test_some_ranks_only():
     """Messages between two ranks do not involve the others."""

@@ -36,7 +36,7 @@ _INTERRUPT_GRACE = 1.5
 # After sys.exit, the other ranks have this time to end by themselves.
 _EXIT_GRACE = 1.0
 
-_OPT_OUT = "(MPI4JAX_ABORT=0: it does not)"
+_OPT_OUT = "(set MPI4JAX_ABORT=0 to keep it running)"
 
 _exit_code = 0
 

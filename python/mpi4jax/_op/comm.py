@@ -363,6 +363,8 @@ _reductions: dict[int, Reduction] = {
 # By the ids of mpi4py's constants, which never die, and of `MEAN`.
 _constants = {id(reduction.mpi): reduction for reduction in _reductions.values()}
 _constants[id(MEAN)] = MEAN
+# Compiled functions look whether a reduction has been freed, at the address of its handle.
+_kept: list[MPI.Op] = []
 _WITHOUT_MEANING = {_handleof(getattr(MPI, name)): name for name in ("REPLACE", "NO_OP", "OP_NULL")}
 
 
@@ -407,7 +409,8 @@ def as_reduction(op: str, reduction: Any) -> Reduction:
     for freed in [known for known, old in list(_reductions.items()) if old.is_freed]:
         _reductions.pop(freed, None)
     new = Reduction(reduction, f"user#{next(_count)}", user=True)
-    _native.register_reduction(new.name, handle)
+    _native.register_reduction(new.name, handle, MPI._addressof(reduction))
+    _kept.append(reduction)
     _reductions[handle] = new
     return new
 

@@ -63,8 +63,8 @@ impl Reducer {
         let builtin = match reduction {
             None => return Err(Cause::Reduction { expected: true }),
             // SAFETY: registered as the handle of an MPI_Op.
-            Some(Reduction::User(op)) => {
-                return Ok(Self { datatype: dtype.mpi(), op: unsafe { handle(op) }, width: 1 });
+            Some(Reduction::User(user)) => {
+                return Ok(Self { datatype: dtype.mpi(), op: unsafe { handle(user.handle) }, width: 1 });
             }
             Some(Reduction::Builtin(builtin)) => builtin,
         };
