@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
-from ._numerics.base import given_or_default, mentioned, names_of, vary_over, varying_axes
+from ._numerics.base import given_or_default, mentioned, names_of, vary_over, varying_axes, warn
 from ._spmd.mesh import Mesh
 from .ops import allgather
 
@@ -49,7 +49,8 @@ def fsdp_specs(
     """Choose an axis of each parameter to cut along a mesh axis, as in fully sharded training.
 
     It is the longest one that is not sharded yet and whose length is divisible by the size of the
-    mesh axis. An array without one, or with few elements, is not sharded.
+    mesh axis. An array without one, or with few elements, is not sharded. If no array at all is
+    sharded along the mesh axis, a warning says so.
 
     Args:
         params: pytree of global arrays or `jax.ShapeDtypeStruct`.
@@ -85,7 +86,18 @@ def fsdp_specs(
         return P(*entries)
 
     specs = jax.tree.map(lambda leaf: P(), params) if specs is None else specs
-    return jax.tree.map(choose, params, specs)
+    chosen = jax.tree.map(choose, params, specs)
+    sharded = any(axis in mentioned(s) for s in jax.tree.leaves(chosen, is_leaf=_is_spec))
+    leaves = jax.tree.leaves(params)
+    if leaves and mesh.shape[axis] > 1 and not sharded:
+        warn(
+            f"fsdp_specs: no array of argument 'params' is sharded along axis {axis!r} of size "
+            f"{mesh.shape[axis]}, so that each rank keeps all of them. The largest array has "
+            f"{max(int(np.prod(leaf.shape)) for leaf in leaves)} elements; expected at least "
+            f"{smallest} (argument 'smallest'), and an axis that is not sharded yet and whose "
+            f"length is divisible by {mesh.shape[axis]}."
+        )
+    return chosen
 
 
 def unshard(params: T, specs: Any, axis: str) -> T:

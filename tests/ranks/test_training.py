@@ -46,6 +46,21 @@ def test_fsdp_specs():
     assert both["cut"] == P("model", "data")
 
 
+def test_fsdp_specs_that_shard_nothing_are_a_warning(recwarn):
+    params = {"w": jnp.ones((4, 3)), "s": jnp.ones(())}
+    mesh = lambda size: SimpleNamespace(shape={"data": size})
+    for size, given in ((1, {}), (2, {"smallest": 12}), (2, {"specs": {"w": P("data"), "s": P()}})):
+        training.fsdp_specs(params, mesh(size), "data", **given)
+    training.fsdp_specs({}, mesh(2), "data")
+    assert not recwarn.list
+    for size, smallest in ((2, 1024), (5, 1)):
+        words = f"no array .* along axis 'data' of size {size}, .* 12 elements; .* least {smallest}"
+        with pytest.warns(UserWarning, match=words) as caught:
+            specs = training.fsdp_specs(params, mesh(size), "data", smallest=smallest)
+        assert caught[0].filename == __file__
+        assert specs == {"w": P(), "s": P()}
+
+
 def by_path(specs):
     return jax.tree_util.tree_leaves_with_path(specs, is_leaf=lambda x: isinstance(x, P))
 

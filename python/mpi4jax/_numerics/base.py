@@ -15,6 +15,7 @@ from .._jax.compat import (
     eval_primitive as eval_primitive,
     vary_over as vary_over,
     varying_axes as varying_axes,
+    warn as warn,
 )
 from .._job.abort import fail_at_exit as fail_at_exit
 from .._op import manual as manual
