@@ -141,6 +141,37 @@ def test_steps_with_clipping_are_those_of_one_process(sharded):
     close(join(mine[:2], (specs, of_state), mesh=MESH), tuple(expected))
 
 
+def test_what_you_may_have_meant():
+    """The table of that name in `docs/training.md`: the values of each mistake and its remedy."""
+    local = jnp.full((2,), 1.0 + RANK)
+    w, b = jnp.ones(()), jnp.ones(3)
+    loss = lambda w, x: jnp.mean(w * x)
+    clip = lambda g: optax.clip_by_global_norm(1.0).update(g, optax.EmptyState())[0]
+
+    @jax.jit
+    @mpi4jax.shard_map(
+        mesh=LINE,
+        in_specs=(P(), P(), P("stage")),
+        out_specs=((P(), P()), (P("stage"), P("stage")), (P(), P())),
+    )
+    def both(w, b, x):
+        gradients = (
+            lax.pmean(jax.grad(loss)(w, x), "stage"),
+            jax.grad(lambda w: lax.pmean(loss(w, x), "stage"))(w),
+        )
+        clipped = clip(x), training.clip_by_global_norm(x, P("stage"), 1.0)
+        partial = x @ jnp.ones((2, 3))
+        sums = lax.psum(partial + b, "stage"), lax.psum(partial, "stage") + b
+        return gradients, clipped, sums
+
+    of_all = np.repeat(1.0 + np.arange(SIZE), 2)
+    mean, norm = of_all.mean(), np.linalg.norm(of_all)
+    gradients, clipped, sums = both(w, b, local)
+    close(gradients, (SIZE * mean, mean))
+    close(clipped, (local / np.linalg.norm(local), local / norm))
+    close(sums, (of_all.sum() + SIZE * b, of_all.sum() + b))
+
+
 def layer(w, x):
     h = {"a": jnp.tanh(x["a"] @ w["w"]), "b": x["b"] * jnp.linalg.norm(x["a"]) + w["c"]}
     return {**h, "a": h["a"] / jnp.linalg.norm(h["a"])}  # no derivative at zero
