@@ -1,5 +1,7 @@
-"""Signatures of the ops, with tokens and without."""
+"""Signatures of the ops, with tokens and without, and of the classes of operations."""
 
+import dataclasses
+import dis
 import inspect
 
 import pytest
@@ -8,6 +10,7 @@ from table import ROWS
 
 import mpi4jax
 from mpi4jax import notoken
+from mpi4jax._op.operation import OPERATIONS
 
 DEFAULTS = {
     "comm": None,
@@ -45,3 +48,28 @@ def test_signatures(name):
     assert [*without.parameters, "token"] == [*signature.parameters]
     with pytest.raises(TypeError, match="token"):
         getattr(notoken, name)(*[0] * (len(without.parameters)), token=None)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_constructors_of_operations(name):
+    """The constructor makes one call, for any number of fields, and does what `dataclass` says."""
+    cls = OPERATIONS[name]
+    called = [i for i in dis.get_instructions(cls.__init__) if i.opname.startswith("CALL")]
+    assert len(called) == 1
+
+    required = [f for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
+    every = {f.name: f"value of {f.name}" for f in dataclasses.fields(cls)}
+    for given in (every, {f.name: every[f.name] for f in required}):
+        op, expected = cls(**given), object.__new__(cls)
+        cls.__init__.__wrapped__(expected, **given)
+        assert [*vars(op).items()] == [*vars(expected).items()]
+        assert op == expected
+        assert hash(op) == hash(expected)
+    positional = [f.name for f in required if not f.kw_only]
+    assert cls(*map(every.get, positional)) == op
+    for field in every:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(op, field, None)
+    for wrong in (positional[1:], [*positional, "unknown"]):
+        with pytest.raises(TypeError, match=f"{cls.__name__}.__init__"):
+            cls(**dict.fromkeys(wrong))

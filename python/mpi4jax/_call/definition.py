@@ -13,7 +13,7 @@ from jax.interpreters import ad, batching
 from .._compile.lowering import lowering, register
 from .._diff.derivative import jvp, transpose
 from .._jax import traces
-from .._op.operation import Operation
+from .._op.operation import Operation, write_fields_at_once
 from .._op.other_names import check_call
 from .._op.primitive import OPERANDS, PRIMITIVES, abstract_eval, batch, split
 from .call import run
@@ -29,6 +29,7 @@ def define(op: type[Operation]) -> Callable[[F], F]:
     runs the call and returns the result.
     """
     _register(op.name)
+    write_fields_at_once(op)
 
     def decorate(function: F) -> F:
         op.prepare = staticmethod(function)
