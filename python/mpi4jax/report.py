@@ -37,10 +37,32 @@ def _time(path: Path) -> float:
         return 0.0
 
 
+def _escaped(value: Any) -> Any:
+    """Escape characters of all strings that a terminal acts on, or that could forge lines.
+
+    mpi4jax writes no control characters to a board, but the file may be damaged, or another's.
+    """
+    if isinstance(value, dict):
+        return {key: _escaped(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [_escaped(v) for v in value]
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
+
+
+def _read(board: Path) -> list[Dump]:
+    # Opening a FIFO waits for a process that writes to it.
+    if not board.is_file():
+        raise ValueError("it is not a regular file")
+    dumps: list[Dump] = _escaped(json.loads(_native.read_board(board)))
+    return dumps
+
+
 def _boards(place: Path) -> list[Path]:
     """The boards of a job: of a directory of one host, those of its other hosts too."""
     if not (place / "board").exists():
-        return [place] if place.is_file() else []
+        return [place] if place.exists() and not place.is_dir() else []
     if "+" not in place.name:
         return [place / "board"]
     job, _, _ = place.resolve().name.rpartition("+")
@@ -66,14 +88,14 @@ def load(directory: Path | None = None) -> tuple[dict[int, Dump], list[str]]:
         dumps: dict[int, Any] = {}
         for board in _boards(place):
             try:
-                dumps |= {dump["rank"]: dump for dump in json.loads(_native.read_board(board))}
+                dumps |= {dump["rank"]: dump for dump in _read(board)}
             except (ValueError, OSError) as error:
-                wrong.append(f"{board}: {error}")
+                wrong.append(_escaped(f"{board}: {error}"))
         # This process has a board, too.
         if any(dump["pid"] != os.getpid() for dump in dumps.values()):
             return dumps, wrong
     found = "; ".join(wrong) or "no job has left one"
-    raise FileNotFoundError(f"there is no board in {places[0]}: {found}")
+    raise FileNotFoundError(f"there is no board in {_escaped(str(places[0]))}: {found}")
 
 
 def _group(record: Record) -> Group:

@@ -101,6 +101,38 @@ def test_files_that_are_no_boards_are_named(content, tmp_path, capsys):
     assert "no job has left one" in capsys.readouterr().err
 
 
+def test_reports_escape_control_characters(tmp_path, monkeypatch, capsys):
+    notoken.allreduce(np.ones(2), MPI.SUM).block_until_ready()
+    board = (_native.board_place() / job.board(1)).read_bytes()
+    name = b"test_report.py"  # of the call
+    assert name in board
+    # An escape sequence that clears the screen, a new line, a carriage return, and U+202E, which
+    # reverses the text behind it.
+    forged = b"\x1b[2J\nok\r\xe2\x80\xae.py"
+    assert len(forged) == len(name)
+    (tmp_path / "board").write_bytes(board.replace(name, forged))
+    monkeypatch.setattr(report.os, "getpid", lambda: 1)  # this process's own board is left out
+    assert report.main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert " on mpi4jax.default, \\x1b[2J\\nok\\r\\u202e.py:" in out, out
+    assert all(line.isprintable() for line in out.split("\n")), out
+    # Names of files come from the directory too.
+    wrong = tmp_path / "\x1b[2J"
+    wrong.mkdir()
+    (wrong / "board").write_bytes(b"")
+    assert report.main([str(wrong)]) == 1
+    assert f"{tmp_path}/\\x1b[2J/board: it is no board" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("inside", ["", "board", "other/board"])
+def test_reports_do_not_wait_for_a_fifo(inside, tmp_path, capsys):
+    fifo = tmp_path / "job" / inside
+    fifo.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(fifo)
+    assert report.main([str(tmp_path / "job")]) == 1
+    assert f"{fifo}: it is not a regular file" in capsys.readouterr().err
+
+
 # ---- The recorder
 
 
