@@ -86,11 +86,7 @@ def describe(advice: list[str]) -> None:
 
     told, _ = job.told_ranks()
     if size == 1 and told > 1:
-        advice.append(
-            f"the launcher has started {told} ranks, but each is alone: mpiexec belongs to another "
-            f"MPI than {info['library']}; use the mpiexec of that MPI (with the PyPI packages, the "
-            "one next to python), or choose the other one with MPI4PY_LIBMPI"
-        )
+        advice.append(alone(told, info["library"]))
     if hasattr(os, "sched_getaffinity"):
         here = comm.Split_type(MPI.COMM_TYPE_SHARED)
         mine = os.sched_getaffinity(0)
@@ -100,12 +96,36 @@ def describe(advice: list[str]) -> None:
                 f"note: {here.size} ranks share {len(cores)} core(s) of {platform.node()}: "
                 "a waiting rank keeps a core busy and slows down the others"
             )
-        elif len(mine) == 1 < (os.cpu_count() or 1):
-            advice.append(
-                "note: the launcher binds this rank to one core, so XLA computes with one thread; "
-                "with Open MPI, use --map-by slot:PE=4 for four cores, or --bind-to none for all"
-            )
+        elif len(mine) == 1:
+            advice.extend(bound(here.size, os.cpu_count() or 1))
         here.Free()
+
+
+def alone(told: int, library: str) -> str:
+    """What to do if the launcher has started several ranks, of which each is a job of its own."""
+    words = f"the launcher has started {told} ranks, but each is alone: "
+    if job.is_of_srun():
+        return (
+            f"{words}the MPI plugin of srun does not fit {library}; choose another one with "
+            "srun --mpi=NAME (srun --mpi=list lists the names), or choose the MPI library that "
+            "fits with MPI4PY_LIBMPI"
+        )
+    return (
+        f"{words}mpiexec belongs to another MPI than {library}; use the mpiexec of that MPI (with "
+        "the PyPI packages, the one next to python), or choose the other one with MPI4PY_LIBMPI"
+    )
+
+
+def bound(ranks: int, cores: int) -> list[str]:
+    """What to do if each of the ranks of a host is bound to one of its cores."""
+    each = min(4, cores // ranks)
+    if each < 2:
+        return []
+    words = (
+        "note: the launcher binds this rank to one core, so XLA computes with one thread; with "
+        f"Open MPI, use --map-by slot:PE={each} for {each} cores, or --bind-to none for all"
+    )
+    return [words]
 
 
 def _describe_gpus(advice: list[str]) -> None:

@@ -11,7 +11,8 @@ import pytest
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _native
+from mpi4jax import __main__ as check, _native
+from mpi4jax._job import job
 from mpi4jax._setup import loader
 from mpirun import environment_outside_mpi
 
@@ -67,6 +68,34 @@ def test_the_check_of_the_installation_notices_a_foreign_mpiexec(mpirun):
     )
     assert result.returncode == 1
     assert "the launcher has started 4 ranks, but each is alone" in result.stdout
+    assert "use the mpiexec of that MPI" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("nearest", "step", "advice"),
+    [
+        ("slurmstepd", "0", "srun --mpi=list"),
+        ("sh", "0", "srun --mpi=list"),  # in a container
+        ("hydra_pmi_proxy", "0", "use the mpiexec of that MPI"),
+        ("slurmstepd", None, "use the mpiexec of that MPI"),  # a batch script
+    ],
+)
+def test_ranks_of_srun_that_are_alone_need_another_plugin(monkeypatch, nearest, step, advice):
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    if step:
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+    monkeypatch.setattr(job, "_ancestors", lambda: iter([(3, "sh"), (2, nearest)]))
+    words = check.alone(4, "libmpi.so")
+    assert words.startswith("the launcher has started 4 ranks, but each is alone: ")
+    assert advice in words
+    assert ("srun" in words) == ("srun" in advice)
+
+
+def test_the_advice_has_no_more_cores_than_the_machine():
+    assert "--map-by slot:PE=4 for 4 cores" in check.bound(2, 64)[0]
+    assert "--map-by slot:PE=3 for 3 cores" in check.bound(2, 6)[0]
+    assert "--map-by slot:PE=2 for 2 cores" in check.bound(1, 2)[0]
+    assert check.bound(2, 2) == check.bound(2, 3) == []
 
 
 # What comes before the import, and what the ImportError says (regular expressions).

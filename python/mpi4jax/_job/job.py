@@ -151,6 +151,13 @@ def told_ranks() -> tuple[int, str]:
     return max(told)
 
 
+def is_of_srun() -> bool:
+    """Whether srun has started this process, and not an mpiexec inside a job of Slurm."""
+    # In a container, slurmstepd may not be visible.
+    nearest = next((n for _, n in _ancestors() if n in LAUNCHERS), "slurmstepd")
+    return "SLURM_STEP_ID" in os.environ and nearest == "slurmstepd"
+
+
 def missing_ranks(size: int) -> str:
     """What is to be said where a launcher has started more ranks than MPI has, or ``""``."""
     told, name = told_ranks()
