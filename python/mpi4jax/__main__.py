@@ -86,7 +86,7 @@ def describe(advice: list[str]) -> None:
 
     told, _ = job.told_ranks()
     if size == 1 and told > 1:
-        advice.append(alone(told, info["library"]))
+        advice.append(alone(told, str(info["library"])))
     if hasattr(os, "sched_getaffinity"):
         here = comm.Split_type(MPI.COMM_TYPE_SHARED)
         mine = os.sched_getaffinity(0)
