@@ -179,6 +179,31 @@ simple(
     {"MPI_Allgatherv": (1, 4 * COUNTS[RANK])},
     "log(P)",
 )
+IS_ROOT = RANK == 0
+# The length of a block, in 8 bytes, is sent before it. A block has a datatype of its own, and the root
+# has two for its own block, which it sends and receives.
+TYPES = SIZE + 1 if IS_ROOT else 1
+simple(
+    "gatherv",
+    lambda x: m.gatherv(x, COUNTS, 0),
+    OWN,
+    {
+        "MPI_Ialltoallw": (1, 0 if IS_ROOT else 4 * COUNTS[RANK] + 8),
+        "MPI_Type_commit": (TYPES, 0),
+    },
+    "0" if IS_ROOT else "1",
+)
+simple(
+    "scatterv",
+    lambda x: m.scatterv(x, COUNTS, 0),
+    jnp.ones(sum(COUNTS), jnp.float32) if IS_ROOT else OWN,
+    {
+        "MPI_Ialltoallw": (1, 4 * sum(COUNTS[1:]) + 8 * OTHERS if IS_ROOT else 0),
+        "MPI_Type_commit": (TYPES, 0),
+    },
+    "P - 1" if IS_ROOT else "0",
+    "the root has rows for each other rank",
+)
 
 
 def to_neighbors(count: int) -> list[int]:
@@ -227,6 +252,46 @@ CART = WORLD.Create_cart([SIZE], periods=[True])
 @row("halo_exchange", {"MPI_Isend": (NEIGHBORS, 80)}, "neighbors")
 def _halo():
     return lambda x: m.halo_exchange(x, CART), (jnp.ones((10, 10), jnp.float32),)
+
+
+# ---- Spectral transforms, solvers and ghosts
+
+
+@row(
+    "fft.fftn on slabs",
+    {"MPI_Isend": (SIZE, 8 * 2 * 2 * 3 * OTHERS)},  # one of them to the rank itself
+    "P - 1",
+    "each slab of the result has rows of each slab of the array",
+)
+def _fftn():
+    slabs = mpi4jax.Layout((2 * SIZE, 2 * SIZE, 3), {0: SIZE})
+    return lambda x: m.fft.fftn(x, slabs), (jnp.ones((2, 2 * SIZE, 3), jnp.complex64),)
+
+
+def cg(iterations: int) -> None:
+    """Count two reductions per iteration, and five before the first and after the last one."""
+
+    def make() -> Any:
+        diagonal = jnp.arange(1.0, 101.0)
+
+        def solve(b: Any) -> Any:
+            return m.linalg.cg(lambda x: diagonal * x, b, tol=0.0, maxiter=iterations)
+
+        return solve, (jnp.ones(100),)
+
+    calls = 5 + 2 * iterations
+    name = f"linalg.cg, {iterations} iterations"
+    row(name, {"MPI_Allreduce": (calls, ANY)}, f"{calls} * log(P)")(make)
+
+
+cg(5)
+cg(10)
+
+
+@row("ghosts.Plan.fill", {"MPI_Isend": (NEIGHBORS, 40 * NEIGHBORS)}, "neighbors")
+def _fill():
+    plan = m.ghosts.Plan([RANK], [(RANK - 1) % SIZE, (RANK + 1) % SIZE])
+    return plan.fill, (jnp.ones((1, 10), jnp.float32),)
 
 
 # ---- Functions that are not traced. The bytes of objects that rank 0 broadcasts depend on paths.
