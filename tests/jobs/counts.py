@@ -180,8 +180,8 @@ simple(
     "log(P)",
 )
 IS_ROOT = RANK == 0
-# The length of a block, in 8 bytes, is sent before it. A block has a datatype of its own, and the root
-# has two for its own block, which it sends and receives.
+# The length of a block, in 8 bytes, is sent before it. A block has a datatype of its own, and the
+# root has two for its own block, which it sends and receives.
 TYPES = SIZE + 1 if IS_ROOT else 1
 simple(
     "gatherv",
