@@ -29,7 +29,9 @@ LIKE = {"n": 0, "x": np.zeros((8, 8))}
 
 def text_of(content, check=None):
     """The text of an index; with any content, its checksum is right."""
-    body = (content if isinstance(content, str) else json.dumps(content)[:-1]).encode(errors="surrogatepass")
+    body = (content if isinstance(content, str) else json.dumps(content)[:-1]).encode(
+        errors="surrogatepass"
+    )
     return b'%b, "crc32": %d}\n' % (body, zlib.crc32(body) if check is None else check)
 
 
