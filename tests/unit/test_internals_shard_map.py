@@ -199,3 +199,20 @@ def test_all_parameters_that_hold_functions_are_known():
                 if key == "_prim" or any(callable(v) or isinstance(v, kinds) for v in values):
                     found.add((eqn.primitive.name, key))
     assert found - REWRITTEN - WITHOUT == set()
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_an_axis_that_the_mesh_does_not_have(check_vma):
+    """The error names the axis and the mesh's; JAX's own has no message, or not the mesh's axes."""
+    mesh = mpi4jax.Mesh()
+    for collective in (
+        lambda x: lax.psum(x, "j"),
+        lambda x: lax.all_gather(x, "j"),
+        jax.jit(lambda x: lax.psum(x, "j")),
+        lambda x: lax.axis_index("j"),
+    ):
+        how = {"in_specs": P("i"), "out_specs": P("i"), "check_vma": check_vma}
+        mapped = mpi4jax.shard_map(collective, mesh=mesh, **how)
+        for f in (mapped, jax.jit(mapped)):
+            with pytest.raises(NameError, match=r"over 'j': the mesh has the axes \('i',\)"):
+                f(jnp.ones(3))

@@ -7,6 +7,7 @@ checks; `rewriting.py` puts other collectives in the place of these.
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,6 +78,29 @@ def refuse_devices(advice: str) -> Iterator[None]:
             "a jax.shard_map over devices inside of mpi4jax.shard_map, which is over ranks: "
             f"{advice}. {error}"
         ) from None
+
+
+@contextlib.contextmanager
+def name_axes(axes: tuple[str, ...]) -> Iterator[None]:
+    """Context: an error about an axis that the mesh does not have names the axis and the mesh's.
+
+    JAX's own is an AssertionError without a message, or a NameError without the mesh's axes. The
+    axis is an argument of the function of `jax.lax` that has raised it.
+    """
+    try:
+        yield
+    except (AssertionError, NameError) as error:
+        if str(error) and "axis name" not in str(error):
+            raise
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            function, given = frame.f_code.co_name, frame.f_locals.get("axis_name")
+            given = given if isinstance(given, (tuple, list)) else (given,)
+            unknown = [name for name in given if isinstance(name, str) and name not in axes]
+            if unknown and hasattr(jax.lax, function):
+                raise NameError(
+                    f"{function} over {', '.join(map(repr, unknown))}: the mesh has the axes {axes}"
+                ) from error
+        raise
 
 
 def plain(aval: Any) -> Any:

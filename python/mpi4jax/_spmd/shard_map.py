@@ -192,7 +192,11 @@ def _evaluate(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any)
     def traced(*typed: Any) -> Any:
         before, _state.mesh = getattr(_state, "mesh", None), mesh
         try:
-            with manual.inside(world.of_ops), named_axes.refuse_devices(_APART):
+            with (
+                manual.inside(world.of_ops),
+                named_axes.refuse_devices(_APART),
+                named_axes.name_axes(mesh.axis_names),
+            ):
                 return f(*typed) if evaluation is None else evaluation.run(f, typed, values)
         finally:
             _state.mesh = before
