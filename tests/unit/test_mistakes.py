@@ -42,6 +42,7 @@ def message(mistake):
     except Exception as error:
         words = f"{type(error).__name__}: {str(error).partition(chr(10) + '-----')[0]}"
         words = re.sub(r"0x[0-9a-f]+", "0x...", re.sub(r"user#\d+", "user#1", words))
+        words = re.sub(r"Tracer<([^<>]*)>", r"Tracer(\1)", words)  # as JAX 0.7 writes it
         return "    " + words.replace("\n", "\n    ")
     return "    nothing is raised"
 

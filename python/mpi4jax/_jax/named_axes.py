@@ -84,13 +84,13 @@ def refuse_devices(advice: str) -> Iterator[None]:
 def name_axes(axes: tuple[str, ...]) -> Iterator[None]:
     """Context: an error about an axis that the mesh does not have names the axis and the mesh's.
 
-    JAX's own is an AssertionError without a message, or a NameError without the mesh's axes. The
-    axis is an argument of the function of `jax.lax` that has raised it.
+    JAX's own is an AssertionError without a message, a NameError without the mesh's axes, or, in
+    0.7, a KeyError. The axis is an argument of the function of `jax.lax` that has raised it.
     """
     try:
         yield
-    except (AssertionError, NameError) as error:
-        if str(error) and "axis name" not in str(error):
+    except (AssertionError, KeyError, NameError) as error:
+        if str(error) and "axis name" not in str(error) and not isinstance(error, KeyError):
             raise
         for frame, _ in traceback.walk_tb(error.__traceback__):
             function, given = frame.f_code.co_name, frame.f_locals.get("axis_name")
