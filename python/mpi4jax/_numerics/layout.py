@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .pieces import FEW, packed, unpacked
+
 Shape = tuple[int, ...]
 Interval = tuple[int, int]  # the first index, and the one behind the last
 
@@ -377,7 +379,7 @@ class Pieces:
         if not x.size or self.are_in_memory_order:
             return x.ravel()
         if not self.are_few and (axes := self.split_axes) is not None:
-            return _packed(x, self.lengths, axes)
+            return packed(x, self.lengths, axes)
         return jnp.concatenate([piece.ravel() for piece in self.cut(x)])
 
     def unpack(self, message: jax.Array) -> jax.Array:
@@ -385,60 +387,10 @@ class Pieces:
         if not message.size or self.are_in_memory_order:
             return message.reshape(self.shape)
         if not self.are_few and (axes := self.split_axes) is not None:
-            return _unpacked(message, self.lengths, axes, self.shape)
+            return unpacked(message, self.lengths, axes, self.shape)
         ends = itertools.accumulate(map(math.prod, self.shapes))
         parts = jnp.split(message, list(ends)[:-1])
         return self.join([p.reshape(s) for p, s in zip(parts, self.shapes, strict=True)])
-
-
-# Slices of a few pieces run faster than a transpose of all of them. With a slice for each piece,
-# programs and the time to compile them would grow with the number of ranks.
-FEW = 16
-
-
-def _runs(lengths: Iterable[int]) -> list[tuple[int, int]]:
-    """Return consecutive equal lengths: how many there are, and the length."""
-    return [(len([*group]), length) for length, group in itertools.groupby(lengths)]
-
-
-def _packed(
-    x: jax.Array, lengths: tuple[Shape, ...], axes: tuple[int, ...], done: int = 0
-) -> jax.Array:
-    """Flatten pieces in the order of ``axes``; the first ``done`` axes of ``x`` number pieces."""
-    if not axes:
-        return x.reshape(*x.shape[:done], -1)
-    at, parts, start = done + axes[0], [], 0
-    for n, length in _runs(lengths[axes[0]]):
-        part = jax.lax.slice_in_dim(x, start, start + n * length, axis=at)
-        start += n * length
-        part = part.reshape(*x.shape[:at], n, length, *x.shape[at + 1 :])
-        part = _packed(jnp.moveaxis(part, at, done), lengths, axes[1:], done + 1)
-        parts.append(part.reshape(*x.shape[:done], -1))
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, -1)
-
-
-def _unpacked(
-    message: jax.Array,
-    lengths: tuple[Shape, ...],
-    axes: tuple[int, ...],
-    shape: Shape,
-    done: int = 0,
-) -> jax.Array:
-    """Return the inverse of :func:`_packed`: ``shape`` is that behind the ``done`` axes."""
-    before = message.shape[:done]
-    if not axes:
-        return message.reshape(*before, *shape)
-    axis, parts, start = axes[0], [], 0
-    row = math.prod(shape) // shape[axis]
-    for n, length in _runs(lengths[axis]):
-        end = start + n * length * row
-        part = jax.lax.slice_in_dim(message, start, end, axis=done).reshape(*before, n, -1)
-        start = end
-        inner = (*shape[:axis], length, *shape[axis + 1 :])
-        part = _unpacked(part, lengths, axes[1:], inner, done + 1)
-        part = jnp.moveaxis(part, done, done + axis)
-        parts.append(part.reshape(*before, *shape[:axis], n * length, *shape[axis + 1 :]))
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, done + axis)
 
 
 @dataclass(frozen=True)
