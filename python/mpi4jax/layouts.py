@@ -96,8 +96,7 @@ def redistribute(x: Any, source: Any, target: Any, *, comm: MPI.Intracomm | None
             leaf = source.inner_of(op, leaf)
         batch = batch_of(op, "x", leaf, old, rank)
         if not stays:
-            exchange = Exchange(batch, old, new, comm)
-            leaf = exchange.incoming.unpack(exchange.send(exchange.outgoing.pack(leaf)))
+            leaf = Exchange(batch, old, new, comm).run(leaf)
         return target.with_ghosts(leaf) if hasattr(target, "with_ghosts") else leaf
 
     return jax.tree.map(move, x)

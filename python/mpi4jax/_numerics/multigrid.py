@@ -136,8 +136,7 @@ def _moved(block: Any, source: Layout, target: Layout) -> Function | None:
     """Return the function that redistributes an array, or None if there is nothing to do."""
     if source == target:
         return None
-    exchange = Exchange((), source, target, block.comm)
-    return lambda x: exchange.incoming.unpack(exchange.send(exchange.outgoing.pack(x)))
+    return Exchange((), source, target, block.comm).run
 
 
 def _grids(op: str, block: Any, levels: int | None) -> list[Any]:

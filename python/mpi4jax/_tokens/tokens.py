@@ -52,7 +52,7 @@ def _is_of_jax(token: Any) -> bool:
 
 
 def _check_token(op: str, token: Any) -> bool:
-    """Return whether it is a token of JAX's own, and raise an error if it is none at all."""
+    """Return whether it is a token of JAX's own. Raise an error if it is not a token."""
     if _is_of_jax(token):
         return True
     aval = getattr(token, "aval", token)
