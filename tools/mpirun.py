@@ -59,6 +59,17 @@ def environment_outside_mpi() -> dict[str, str]:
     return {**outside, **ENVIRONMENT}
 
 
+def processes() -> list[Path]:
+    """Return the directory in /proc of each process; some may have ended already.
+
+    pathlib's glob is not used: on Python 3.11 it raises ProcessLookupError where a process ends
+    while it looks.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return [Path("/proc") / name for name in os.listdir("/proc") if name.isdigit()]
+    return []
+
+
 def _job(mpiexec: int) -> set[int]:
     """Return the live processes that mpiexec has started.
 
@@ -66,11 +77,12 @@ def _job(mpiexec: int) -> set[int]:
     MPICH has them in another session. So: whose parent, or whose session's leader, is of the job.
     """
     parents = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
+    for process in processes():
         with contextlib.suppress(OSError):
-            state, parent, _group, session = file.read_text().rpartition(")")[2].split()[:4]
+            text = (process / "stat").read_text()
+            state, parent, _group, session = text.rpartition(")")[2].split()[:4]
             if state != "Z":
-                parents[int(file.parent.name)] = {int(parent), int(session)}
+                parents[int(process.name)] = {int(parent), int(session)}
     job = {mpiexec}
     while more := {pid for pid, of in parents.items() if pid not in job and of & job}:
         job |= more
@@ -90,7 +102,7 @@ def _wait(
     while not STOPPED.is_set() and (time_limit is None or time.monotonic() < start + time_limit):
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(1)
-        if not is_mpiexec or _job(process.pid) or not Path("/proc").is_dir():
+        if not is_mpiexec or _job(process.pid) or not processes():
             not_alone = time.monotonic()
         elif time.monotonic() > not_alone + ALONE_LIMIT:
             print("mpiexec does not end although its job has", file=sys.stderr)
@@ -147,9 +159,9 @@ def _sweep() -> None:
             found = segment.stat()
             if found.st_uid == os.getuid() and found.st_mtime < time.time() - SETTLED:
                 left.add(str(segment))
-    for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
+    for process in processes() if left else ():
         with contextlib.suppress(OSError):
-            text = maps.read_text()
+            text = (process / "maps").read_text()
             left = {file for file in left if file not in text}
     for file in left:
         Path(file).unlink(missing_ok=True)
