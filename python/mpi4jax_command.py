@@ -88,20 +88,23 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> None:
         target.flush()
 
 
-def run(ranks: int, command: list[str], *, plain: bool = False) -> int:
+def run(
+    ranks: int, command: list[str], *, plain: bool = False, env: dict[str, str] | None = None
+) -> int:
     """Run a command on ranks, and return its exit status.
 
     Args:
         ranks: number of ranks.
         command: program and its arguments.
         plain: whether lines are written as the ranks write them.
+        env: environment variables of the ranks, beside those of this process.
     """
     mpiexec = find_mpiexec(sys.executable)
     options = [] if plain else _prefixes(mpiexec)
     pipe = None if plain else subprocess.PIPE
     process = subprocess.Popen(
         [mpiexec, *options, "-n", str(ranks), *command],
-        env={**ENVIRONMENT, **prefix_of(sys.executable), **os.environ},
+        env={**ENVIRONMENT, **prefix_of(sys.executable), **os.environ, **(env or {})},
         stdout=pipe,
         stderr=pipe,
     )
@@ -124,6 +127,11 @@ def main() -> int:
     start = commands.add_parser("run", help=words, description=f"{words.capitalize()}.")
     start.add_argument("-n", dest="ranks", type=int, required=True, help="number of ranks")
     start.add_argument("--plain", action="store_true", help="do not mark lines with their rank")
+    start.add_argument(
+        "--jax-distributed",
+        action="store_true",
+        help="start jax.distributed too: JAX then sees the processes and devices of all ranks",
+    )
     start.add_argument("-m", dest="is_module", action="store_true", help="run a Python module")
     start.add_argument("command", metavar="program", help="a program, or a file that ends with .py")
     start.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -137,7 +145,8 @@ def main() -> int:
         start.error(f"unrecognized arguments: {' '.join(rest)}")
     command = [options.command, *options.arguments]
     command = [sys.executable, "-m", *command] if options.is_module else with_python(command)
-    return run(options.ranks, command, plain=options.plain)
+    env = {"MPI4JAX_JAX_DISTRIBUTED": "1"} if options.jax_distributed else {}
+    return run(options.ranks, command, plain=options.plain, env=env)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from ._job import abort as _abort
 _abort.install()  # whatever fails from here on ends the job
 _loader.load()  # what is imported below needs the native module
 
-from ._job import settings as _settings, watch as _watch
+from ._job import distributed as _distributed, settings as _settings, watch as _watch
 from ._setup import gpus as _gpus, transport as _transport
 
 _watch.check_settings()
@@ -32,6 +32,7 @@ _watch.start()
 from ._op import comm as _comm
 
 _gpus.choose()
+_distributed.start()
 if _transport.asks_all_ranks():
     _comm.clone_world()  # ranks whose settings differ learn it here
 _transport.start()

@@ -30,7 +30,8 @@ OPTIONAL = re.compile(
 
 def is_ordinary(block):
     """Whether an example runs beside others, in the environment that all have."""
-    special = re.search("jax_num_cpu_devices|__main__", block.code) or OPTIONAL.search(block.code)
+    of_its_own = re.search(r"jax_num_cpu_devices|jax\.distributed|__main__", block.code)
+    special = of_its_own or OPTIONAL.search(block.code)
     return not (special or block.status or block.env or block.errors)
 
 

@@ -58,6 +58,7 @@ RULES: dict[str, Rule] = {
     "MPI4JAX_DEADLOCK_AFTER": _seconds("0 to never abort"),
     "MPI4JAX_DEBUG": _SWITCH,
     "MPI4JAX_DUMP_DIR": _directory,
+    "MPI4JAX_JAX_DISTRIBUTED": _SWITCH,
     "MPI4JAX_LIBCUDA": _anything,
     "MPI4JAX_LIBHIP": _anything,
     "MPI4JAX_LIBNCCL": _anything,
