@@ -245,7 +245,9 @@ PAGES: dict[str, Page] = {
 
 COMMANDS = """\
 `mpi4jax run -n 4 program.py` [starts a program](installation.md#as-root-or-on-few-cores) on ranks
-of this host. `mpi4jax check`, `mpi4jax report` and `mpi4jax timeline` are the following programs.
+of this host. `mpi4jax check program.py` names the lines of a program that
+[ask JAX about the job](from-shard-map.md#programs-that-ask-jax-about-the-job). `mpi4jax check`,
+`mpi4jax report` and `mpi4jax timeline` are the following programs.
 
 `python -m mpi4jax` checks the installation, alone or under `mpiexec -n 2`: it prints versions, the
 MPI library, the thread level and the transport, and tests some operations. `--report` prints what

@@ -2,6 +2,7 @@
 
     mpi4jax run -n 4 program.py [ARGUMENTS...]
     mpi4jax check | report | timeline [ARGUMENTS...]
+    mpi4jax check program.py
 
 The module is not a part of the package mpi4jax, whose import initializes MPI: the process that
 starts mpiexec must not be an MPI process itself.
@@ -20,6 +21,8 @@ import threading
 from pathlib import Path
 from typing import IO
 
+import mpi4jax_check
+
 ENVIRONMENT = {
     # Open MPI refuses to run as root unless told twice (4 and 5 by different names).
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -34,7 +37,10 @@ ENVIRONMENT = {
 }
 
 MODULES = {
-    "check": ("mpi4jax", "check this installation (as python -m mpi4jax)"),
+    "check": (
+        "mpi4jax",
+        "check this installation (as python -m mpi4jax), or how a program asks JAX about the job",
+    ),
     "report": ("mpi4jax.report", "say what the ranks of a job did last"),
     "timeline": ("mpi4jax.timeline", "merge the timelines of the ranks of a job"),
 }
@@ -138,6 +144,8 @@ def main() -> int:
     for name, (_, words) in MODULES.items():
         commands.add_parser(name, help=words, add_help=False)
     options, rest = parser.parse_known_args()
+    if options.name == "check" and not all(word.startswith("-") for word in rest):
+        return mpi4jax_check.main(rest)
     if options.name in MODULES:
         module = MODULES[options.name][0]
         os.execv(sys.executable, [sys.executable, "-m", module, *rest])

@@ -71,6 +71,7 @@ def test_programs(name):
 
 
 def test_wrong_arguments():
+    assert mpi4jax("check", "no.py").returncode == 2
     for arguments in ([], ["run", "x.py"], ["run", "-n", "2", "--no-such", "x.py"], ["walk"]):
         assert mpi4jax(*arguments).returncode == 2, arguments
 
