@@ -37,7 +37,7 @@ NAMES = {
     _MULTIHOST: "sees this rank alone",
 }
 # Arguments of jax.jit that distribute work over a mesh of devices.
-_SHARDINGS = {"in_shardings", "out_shardings"}
+_SHARDINGS = ("in_shardings", "out_shardings")
 
 
 class Use(NamedTuple):
@@ -98,10 +98,10 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        given = {word.arg for word in node.keywords} & _SHARDINGS
+        given = [word.arg for word in node.keywords if word.arg in _SHARDINGS]
         # functools.partial(jax.jit, in_shardings=...) too
         if given and "jax.jit" in map(self._name, (node.func, *node.args[:1])):
-            name = f"jax.jit with {min(given)}"
+            name = f"jax.jit with {given[0]}"
             self.found.add(Use(node.lineno, name, _OF_MESH))
         self.generic_visit(node)
 

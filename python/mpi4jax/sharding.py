@@ -22,6 +22,7 @@ from mpi4py import MPI
 from ._functions.pvary import pvary
 from ._numerics.base import as_array, check_whole, current, manual, mentioned, names_of, taken
 from ._numerics.layout import Layout, Pieces, Shape
+from ._numerics.whole import OfWholeArrays
 from ._spmd.mesh import Mesh
 from ._spmd.shard_map import shard_map as _of_blocks
 from .ops import allgatherv, bcast, gatherv, scatterv
@@ -402,10 +403,19 @@ def jit(
 
     Args:
         fun, how: as for `jax.jit`; without a function, a decorator is returned.
-        in_shardings, out_shardings: not used: only :func:`shard_map` distributes work over ranks,
-            and each rank has the global arrays whole.
+        in_shardings, out_shardings: only :func:`shard_map` distributes work over ranks, and each
+            rank has the global arrays whole. If a sharding is given, the ranks of its mesh compare
+            the arguments: those that differ, such as blocks, are a warning when the function is
+            first called, and an error with `MPI4JAX_CHECK=1`.
     """
-    return jax.jit(fun, **how) if fun is not None else functools.partial(jax.jit, **how)
+    if fun is None:
+        return functools.partial(jit, in_shardings=in_shardings, out_shardings=out_shardings, **how)
+    shardings = jax.tree.leaves((in_shardings, out_shardings), is_leaf=is_sharding)
+    meshes = [given.mesh for given in shardings if isinstance(given, NamedSharding)]
+    function = jax.jit(fun, **how)
+    if not shardings:
+        return function
+    return OfWholeArrays(function, lambda: meshes[0] if meshes else current())
 
 
 def shard_map(

@@ -282,3 +282,42 @@ def test_blocks_for_whole_arrays_are_noticed(jit, check, monkeypatch):
     words = [str(w.message) for w in seen if "not the same array" in str(w.message)]
     assert len(words) == (RANK == 0)
     assert all("argument [0] of 'total_" in text and "takes blocks" in text for text in words)
+
+
+@pytest.mark.skipif(SIZE == 1, reason="one rank has whole arrays")
+@pytest.mark.parametrize("check", ["", "1"])
+@pytest.mark.parametrize("has_mesh", [True, False])
+def test_blocks_for_whole_arrays_of_a_compiled_function_are_noticed(has_mesh, check, monkeypatch):
+    """Each rank would keep the gradient of its own rows."""
+    monkeypatch.setenv("MPI4JAX_CHECK", check)
+    spec = P(("a", "b"))
+
+    def loss(w, x, power):
+        return jnp.mean((x * w) ** power)
+
+    def gradient(kind):
+        def of_loss(w, x, power):
+            return jax.grad(loss)(w, x, power)
+
+        of_loss.__name__ = f"gradient_{kind}_{has_mesh}"  # a warning comes once
+        shardings = (None, NamedSharding(MESH, spec) if has_mesh else spec)
+        return mpi4jax.sharding.jit(of_loss, in_shardings=shardings, static_argnums=2)
+
+    x = jnp.arange(4.0 * SIZE)
+    rows = x[4 * RANK : 4 * RANK + 4]
+    with warnings.catch_warnings(record=True) as seen, MESH:
+        warnings.simplefilter("always")
+        f = gradient("whole")
+        assert_equal(f(3.0, x, 2), jax.grad(loss)(3.0, x, 2))
+        f.lower(3.0, x, 2)  # as a function of jax.jit
+        f = gradient("blocks")
+        if check:
+            with pytest.raises(Exception, match="ranks have different values"):
+                f(3.0, rows, 2)
+            return
+        f(3.0, rows, 2)
+        notoken.barrier()
+        gradient("last")(3.0, x, 2)
+    words = [str(w.message) for w in seen if "not the same array" in str(w.message)]
+    assert len(words) == (RANK == 0)
+    assert all("sharding.jit: argument [1] of 'gradient_blocks" in text for text in words), words

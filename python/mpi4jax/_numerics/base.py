@@ -7,7 +7,7 @@ way round.
 
 from __future__ import annotations
 
-from .._check.whole_arrays import taken as taken
+from .._check.whole_arrays import look as look, taken as taken
 from .._grid import cart as cart
 from .._grid.border import Dirichlet as Dirichlet
 from .._jax.compat import (
@@ -18,6 +18,7 @@ from .._jax.compat import (
     warn as warn,
 )
 from .._job.abort import fail_at_exit as fail_at_exit
+from .._job.watch import compares_before as compares_before
 from .._op import manual as manual
 from .._op.arguments import from_end as from_end, rank_of as rank_of
 from .._op.comm import (

@@ -120,23 +120,37 @@ def note_order(mesh: Mesh, name: str, text: str, args: Any, jaxpr: Jaxpr) -> Non
             whole_arrays.note(x, block)
 
 
-def check_whole(mesh: Any, name: str, args: Any) -> None:
+def check_whole(
+    mesh: Any, name: str, args: Any, op: str = "shard_map", use: str = "cuts them"
+) -> list[whole_arrays.Block]:
     """Compare arguments that should be whole arrays, the same on all ranks: with
-    `MPI4JAX_CHECK=1` at each call, otherwise by a hash when the function is first called."""
+    `MPI4JAX_CHECK=1` at each call, otherwise by a hash when the function is first called.
+
+    Args:
+        mesh, name, args: the mesh, and a function with its arguments.
+        op: function of `mpi4jax.sharding` that takes them.
+        use: what it does with them.
+
+    Returns:
+        What is compared, for `look`.
+    """
     whole = PartitionSpec()
     paths, _ = jax.tree_util.tree_flatten_with_path(args)
     specs = [whole] * len(paths)
     every = frozenset(mesh.axis_names)
-    assert_replicated(mesh, every, f"shard_map of {name!r}", "arguments", args, specs)
+    assert_replicated(mesh, every, f"{op} of {name!r}", "arguments", args, specs)
     if not compares() or mesh.size == 1:
-        return
+        return []
     text, ranks = f"whole {boundary_of(name, args, specs)}", tuple(range(mesh.size))
+    blocks = []
     for path, x in paths:
         argument = jax.tree_util.keystr(path)
         words = (
-            f"sharding.shard_map: argument {argument} of {name!r} is not the same array on all "
-            "ranks, but this function takes whole arrays, and cuts them. If each rank passes its "
-            "own block, call mpi4jax.shard_map, which takes blocks"
+            f"sharding.{op}: argument {argument} of {name!r} is not the same array on all ranks, "
+            f"but this function takes whole arrays, and {use}. If each rank passes its own block, "
+            "call mpi4jax.shard_map, which takes blocks"
         )
         block = whole_arrays.Block(text, argument, words, mesh._hashes, ranks, is_whole=True)
         whole_arrays.note(x, block)
+        blocks.append(block)
+    return blocks
