@@ -42,7 +42,7 @@ MESSAGES = ["permute", "recv", "send", "sendrecv"]
 COLLECTIVES = [name for name in OPERATIONS if name not in (*NEIGHBORS, *MESSAGES)]
 ALIAS = "`mpi4jax` below is `mpi4jax.notoken`: `import mpi4jax.notoken as mpi4jax`."
 SHAPES = (
-    "Shapes are those of arrays; for a pytree, they hold for each leaf. `comm` is an mpi4py "
+    "Shapes refer to arrays; for a pytree, they hold for each leaf. `comm` is an mpi4py "
     "intracommunicator, `op` an `MPI.Op`, and `status` an `MPI.Status`. The "
     "[cheat sheet](cheat-sheet.md) shows all operations in one table."
 )

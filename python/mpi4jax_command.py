@@ -103,7 +103,7 @@ def run(
         ranks: number of ranks.
         command: program and its arguments.
         plain: whether lines are written as the ranks write them.
-        env: environment variables of the ranks, beside those of this process.
+        env: environment variables of the ranks, in addition to this process's own.
     """
     mpiexec = find_mpiexec(sys.executable)
     options = [] if plain else _prefixes(mpiexec)

@@ -184,7 +184,8 @@ macro_rules! addresses {
             $(pub $function: *const ::std::ffi::c_void,)*
         }
 
-        // SAFETY: the addresses are those of functions that stay, and that any thread may call.
+        // SAFETY: the functions at these addresses are never unloaded, and any thread may call
+        // them.
         unsafe impl Send for $table {}
         // SAFETY: as above.
         unsafe impl Sync for $table {}

@@ -48,8 +48,8 @@ pub unsafe fn create_group(comm: MPI_Comm, group: MPI_Group, tag: c_int, made: *
 /// # Safety
 /// `H` is one of MPI's handle types (a pointer or a 32-bit integer), `raw` is such a handle's value.
 pub unsafe fn handle<H: Copy>(raw: usize) -> H {
-    // SAFETY: the two arms copy exactly `size_of::<H>()` bytes, of which every pattern is a valid handle
-    // to hold (if not to use).
+    // SAFETY: the two arms copy exactly `size_of::<H>()` bytes, and every bit pattern is a valid
+    // handle to hold (if not to use).
     unsafe {
         if size_of::<H>() == size_of::<u32>() {
             std::mem::transmute_copy(&(raw as u32))
@@ -98,7 +98,8 @@ pub struct Wildcards {
     pub proc_null: i32,
     /// The largest tag.
     pub tag_limit: i32,
-    /// A power of two: the tags of derivatives are those of programs plus this, and not below it.
+    /// A power of two. A derivative's tag is the tag of the program plus this number, so tags of
+    /// derivatives are never below it.
     pub derivative: i32,
 }
 

@@ -1,7 +1,8 @@
 //! Lines for the user, on standard error.
 //!
-//! Test runners, notebooks and loggers redirect it to files that nobody reads once the job is ended. Messages therefore also go to
-//! what it was when the package was imported.
+//! Test runners, notebooks and loggers redirect it to files that nobody reads once the job was
+//! aborted. Messages are therefore also written to the standard error that the process had when the
+//! package was imported.
 
 use std::fs::File;
 use std::io::Write;
@@ -16,7 +17,8 @@ static KEPT: OnceLock<File> = OnceLock::new();
 
 /// Keeps a descriptor of standard error as the user sees it.
 pub fn keep(descriptor: RawFd) {
-    // SAFETY: the caller's descriptor, which is used here alone; a number that is none is an error.
+    // SAFETY: only this function uses the caller's descriptor; for an invalid number, the call
+    // returns an error.
     let found = unsafe { BorrowedFd::borrow_raw(descriptor.max(0)) };
     if let Ok(own) = found.try_clone_to_owned() {
         let _ = KEPT.set(own.into());

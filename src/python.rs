@@ -106,7 +106,7 @@ mod _native {
         py.detach(|| device::uuids().into_iter().map(hexadecimal).collect())
     }
 
-    /// The rows of all operations, in JSON. Extents are those of what is sent and received.
+    /// The rows of all operations, in JSON. Extents describe the data that is sent and received.
     #[pyfunction]
     fn ops_table() -> String {
         let extents = |extents: ops::Extents| json!([extents.send, extents.recv]);
@@ -152,7 +152,7 @@ mod _native {
 
     #[pyfunction]
     fn register_comm(py: Python<'_>, key: &str, handle: usize, rank: i32, size: i32) -> PyResult<i32> {
-        // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
+        // SAFETY: mpi4py gives handles of live communicators, and it has initialized MPI.
         let comm = unsafe { Comm::of_mpi(key, handle, rank, size) }.map_err(Error::from)?;
         let comm = comm::register(comm);
         py.detach(|| transport::attach(&comm))?;

@@ -159,7 +159,7 @@ HOW = """\
 Contenders alternate in one run. A time is the median of its rounds on the slowest rank, a ratio the
 median of the ratios within the rounds, with quartiles. There are {rounds} rounds of about
 {milliseconds:g} ms (a third as many from 4 MiB on){more}. `~` marks a median that is not known to
-5 % (95 % interval). Figures of different runs are not comparable. Page faults are those of one
+5 % (95 % interval). Figures of different runs are not comparable. Page faults were counted for one
 operation, on the rank with most.
 
 - *raw loop*: the MPI function in a loop in C. *mpi4py*: on NumPy arrays, from Python.

@@ -19,7 +19,7 @@ _loader.load_mpi()
 
 from ._job import abort as _abort
 
-_abort.install()  # whatever fails from here on ends the job
+_abort.install()  # whatever fails from here on aborts the job
 _loader.load()  # what is imported below needs the native module
 
 from ._job import distributed as _distributed, settings as _settings, watch as _watch
@@ -76,7 +76,7 @@ _native.at_finalize(_at_finalize)
 
 
 def _forked() -> None:
-    # A forked child is not a rank: it does not flush at exit, and its errors do not end the job.
+    # A forked child is not a rank: it does not flush at exit, and its errors do not abort the job.
     for function in (_flush.finish, _native.stop_transports):
         atexit.unregister(function)
     _abort.uninstall()

@@ -102,7 +102,7 @@ def describe(advice: list[str]) -> None:
 
 
 def alone(told: int, library: str) -> str:
-    """What to do if the launcher has started several ranks, of which each is a job of its own."""
+    """What to do if the launcher has started several ranks, but each is a job of its own."""
     words = f"the launcher has started {told} ranks, but each is alone: "
     if job.is_of_srun():
         return (

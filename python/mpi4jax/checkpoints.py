@@ -1,4 +1,4 @@
-"""Checkpoints of global arrays, which the ranks of one job write and those of another one read.
+"""Checkpoints of global arrays, which the ranks of one job write and the ranks of another job read.
 
 Each rank writes its blocks of all arrays into one file. An index says which file has which block.
 """
@@ -141,16 +141,17 @@ def save(
         tree: this rank's arrays: a pytree of JAX's or NumPy's arrays, random keys, and numbers.
         layouts: which block of a global array a rank has: a `jax.sharding.PartitionSpec` or a
             :class:`mpi4jax.sharding.NamedSharding`; a :class:`mpi4jax.Layout`; a
-            :class:`mpi4jax.grids.Block`, whose ghost cells are not written (there may be other axes
-            before those of the last two); the number of an axis along which the arrays of all ranks
-            are joined, which may have different lengths; or None for what is the same on all
-            ranks, of which rank 0 writes its own. One for the whole tree, or a pytree of them that
-            is a prefix of the tree, as ``in_axes`` of :func:`jax.vmap`.
+            :class:`mpi4jax.grids.Block`, whose ghost cells are not written (with a layout or a
+            block, arrays may have further axes in front); the number of an axis along which the
+            arrays of all ranks are joined, which may have different lengths; or None for values
+            that are the same on all ranks, and that rank 0 writes. Pass one for the whole tree, or
+            a pytree of them that is a prefix of the tree, as ``in_axes`` of :func:`jax.vmap`.
         keep: number of checkpoints to keep: if ``path`` ends with a number, such as ``run/300``,
             those in ``run`` with the ``keep`` largest numbers; the others are removed when this one
             is complete. By default, all are kept.
-        mesh: :class:`mpi4jax.Mesh` of the `PartitionSpec`; by default that of ``with mesh:``.
-        comm: communicator of the ranks; by default that of the mesh, or a clone of ``COMM_WORLD``.
+        mesh: :class:`mpi4jax.Mesh` of the `PartitionSpec`; by default the mesh of ``with mesh:``.
+        comm: communicator of the ranks; by default the mesh's communicator, or a clone of
+            ``COMM_WORLD``.
 
     Returns:
         None, when the checkpoint is complete.
@@ -236,7 +237,7 @@ class AsyncCheckpointer:
         The program may overwrite or donate the arrays when this returns.
 
         Args:
-            path, tree, layouts, keep, mesh, comm: as of :func:`mpi4jax.checkpoints.save`.
+            path, tree, layouts, keep, mesh, comm: as for :func:`mpi4jax.checkpoints.save`.
 
         Raises:
             OSError: if a rank could not write the checkpoint before. This one is not begun.
@@ -360,13 +361,13 @@ def load(
     Checksums (CRC-32) of all data that are read are verified.
 
     Args:
-        path: as of :func:`save`.
+        path: as for :func:`save`.
         like: a pytree like the saved one, with arrays of the shapes and dtypes that this rank
             needs, or :class:`jax.ShapeDtypeStruct`. Ghost cells keep their values.
-        layouts: as of :func:`save`: those of the arrays of ``like``. With the number of an axis, a
-            rank gets its part of that axis as :func:`numpy.array_split` partitions it, whatever its
-            length in ``like``.
-        mesh, comm: as of :func:`save`.
+        layouts: layouts of the arrays of ``like``, as for :func:`save`. With the number of an axis,
+            a rank gets its part of that axis as :func:`numpy.array_split` partitions it, whatever
+            its length in ``like``.
+        mesh, comm: as for :func:`save`.
 
     Returns:
         A tree like ``like`` with the values of the checkpoint: NumPy arrays and Python numbers
@@ -402,8 +403,8 @@ def load(
         names = [array.name for array in known.arrays]
         if names != [a.name for a in arrays]:
             raise ValueError(
-                f"load: argument 'like' has the arrays {[a.name for a in arrays]}; expected those "
-                f"of {path}, {names}"
+                f"load: argument 'like' has the arrays {[a.name for a in arrays]}; expected the "
+                f"arrays of {path}, {names}"
             )
         for number, (a, stored) in enumerate(zip(arrays, known.arrays, strict=True)):
             shape = known.tables[stored.table].shape

@@ -1,11 +1,11 @@
-"""Fourier, cosine and sine transforms of global arrays, of which each rank has a block.
+"""Fourier, cosine and sine transforms of distributed arrays.
 
 A transform is local transforms along the axes that are whole, and redistributions between them.
-Going back to the layout that one came from costs another redistribution, so the spectrum is left
-in the layout of the last one, or in that of the array with ``natural=True``. All
-functions take the layout of the array, not that of its spectrum: that is
-:func:`spectral_layout`. As mpi4py-fft (Dalcin, Mortensen and Keyes, J. Parallel Distrib. Comput.
-128, 2019) and PencilFFTs.jl do it.
+Going back to the layout that one came from costs another redistribution, so the spectrum is left in
+the layout of the last one, or in the layout of the array with ``natural=True``. All functions take
+the layout of the array, not the layout of its spectrum, which is :func:`spectral_layout`. As
+mpi4py-fft (Dalcin, Mortensen and Keyes, J. Parallel Distrib. Comput. 128, 2019) and PencilFFTs.jl
+do it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def fftn(
 
     Args:
         x: this rank's block of the array, of shape ``layout.block_shape(rank)``; of type float32,
-            float64, complex64 or complex128. It may have axes before those of the layout, such as
-            the components of a vector; they are not decomposed, and not transformed.
+            float64, complex64 or complex128. It may have further axes in front, such as the
+            components of a vector; they are not decomposed, and not transformed.
         layout: layout of the array: a :class:`mpi4jax.Layout`, or a
             :class:`mpi4jax.sharding.NamedSharding` with the global shape. Axis lengths and the
             number of blocks are arbitrary.
@@ -64,14 +64,16 @@ def fftn(
             transformed, the array must have another axis, along which it is redistributed
             meanwhile.
         norm: "backward" (or None), "ortho" or "forward", as in :mod:`numpy.fft`.
-        s: length of the transform along each of ``axes``, by default that of the array. To it, the
-            array is padded with zeros at its end, or truncated, as by :func:`numpy.fft.fftn`. A
-            decomposed axis is padded after it was redistributed.
+        s: length of the transform along each of ``axes``, by default the length of the array. The
+            array is padded with zeros at its end, or truncated, to this length, as by
+            :func:`numpy.fft.fftn`. A decomposed axis is padded after it was redistributed.
         modes: number of Fourier modes that are kept along each of ``axes``, by default ``s``. The
-            spectrum is that of an array of ``modes`` points: higher frequencies are dropped, or are
-            zeros. If the number is even, the highest frequency has the sum of both signs.
+            result equals the spectrum of an array of ``modes`` points: higher frequencies are
+            dropped, or are zero. If the number is even, the highest frequency has the sum of both
+            signs.
         natural: whether the spectrum has the layout of the array, which costs one more exchange.
-        comm: communicator; by default that of the sharding's mesh, or a clone of ``COMM_WORLD``.
+        comm: communicator; by default the communicator of the sharding's mesh, or a clone of
+            ``COMM_WORLD``.
 
     Returns:
         This rank's block of the spectrum, with the same leading axes. Its layout is
@@ -119,8 +121,8 @@ def ifftn(
         y: this rank's block of the spectrum, as :func:`fftn` returns it.
         layout: layout of the result, not of ``y``.
         axes, norm, natural, comm: as for :func:`fftn`. ``natural`` says which layout ``y`` has.
-        s: as for :func:`fftn`: of the ``s`` points along an axis, those of ``layout`` are returned,
-            as for a convolution of an array that was padded.
+        s: as for :func:`fftn`. Of the ``s`` points along an axis, the first ones, which
+            ``layout`` describes, are returned, as for a convolution of an array that was padded.
         modes: as for :func:`fftn`: a spectrum of fewer modes than points is padded with zeros at
             the highest frequencies, which interpolates: the 3/2 rule.
 
@@ -239,7 +241,7 @@ def spectral_layout(
     Args:
         layout: layout of the array.
         axes, s, modes, natural: as for :func:`fftn`.
-        real: whether the spectrum is that of :func:`rfftn`.
+        real: whether the spectrum was computed by :func:`rfftn`.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -270,7 +272,7 @@ def frequencies(
         d: distance between two points of the array, or a sequence with one distance for each of
             ``axes``. With ``1 / n``, frequencies are integers; with ``L / (2 pi n)``, they are
             wavenumbers of a box of size ``L``.
-        real: whether the spectrum is that of :func:`rfftn`.
+        real: whether the spectrum was computed by :func:`rfftn`.
         dtype: floating-point type of the result; by default JAX's.
 
     Returns:
@@ -327,9 +329,9 @@ def dctn(
 ) -> jax.Array:
     """Transform a global array into a cosine series, as :func:`scipy.fft.dctn` does a local one.
 
-    Exchanges are those of :func:`fftn`. To combine it with other transforms, such as in a channel
-    that is periodic along two axes, call one after the other: each takes the layout that the
-    transform before it has left.
+    The exchanges are the same as for :func:`fftn`. To combine it with other transforms, such as in
+    a channel that is periodic along two axes, call one after the other: each takes the layout that
+    the transform before it has left.
 
     Args:
         x: this rank's block of the array, as for :func:`fftn`. The real and the imaginary part of a
@@ -414,7 +416,7 @@ def dstn(
         norm: as for :func:`dctn`.
 
     Returns:
-        This rank's block of the coefficients. The first one is that of the longest wave.
+        This rank's block of the coefficients. The first coefficient belongs to the longest wave.
 
     Raises:
         TypeError, ValueError: as for :func:`dctn`.

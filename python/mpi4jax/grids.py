@@ -58,8 +58,9 @@ class Block(Uncopied):
             not fit ``cart`` or ``shape``.
 
     Operations that take ``cart``, ``axes`` and ``width``, such as :func:`mpi4jax.halo_exchange` and
-    :func:`mpi4jax.gather_blocks`, take a block in place of ``cart``. Arrays may have axes before
-    those of the block, such as the components of a vector; ``axes`` are axes of the block.
+    :func:`mpi4jax.gather_blocks`, take a block in place of ``cart``. Arrays may have further axes
+    in front of the axes of the block, such as the components of a vector; ``axes`` are axes of the
+    block.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -130,7 +131,7 @@ class Block(Uncopied):
         """Return an array of ``shape``, or a pytree of them, with ghost cells of zeros.
 
         Raises:
-            ValueError: if the last axes of an array are not those of ``shape``.
+            ValueError: if the last axes of an array do not have the lengths of ``shape``.
         """
 
         def padded(x: Any) -> jax.Array:
@@ -145,7 +146,7 @@ class Block(Uncopied):
         An array of ``shape``, which has no ghost cells, is returned as it is.
 
         Raises:
-            ValueError: if the last axes of an array are those of neither shape.
+            ValueError: if the last axes of an array have neither of the two shapes.
         """
         return jax.tree.map(lambda x: self.inner_of("Block.without_ghosts", x), x)
 
@@ -160,7 +161,7 @@ class Block(Uncopied):
             self._has_wide_blocks = True
 
     def _axes_before(self, op: str, x: Any, expected: Sequence[tuple[int, ...]]) -> int:
-        """Return the number of axes of an array before those of the block."""
+        """Return the number of axes of an array in front of the axes of the block."""
         shape = jnp.shape(x)
         before = max(len(shape) - len(self.shape), 0)
         if shape[before:] not in expected:
@@ -192,7 +193,7 @@ class Block(Uncopied):
         """Make the block of an array whose elements are a function of their indices.
 
         Args:
-            f: function of one index array for each axis, like those of :meth:`indices`.
+            f: function of one index array for each axis, as :meth:`indices` returns them.
 
         Returns:
             The result of ``f``, broadcast to ``padded_shape``; a pytree if ``f`` returns one.
@@ -213,12 +214,13 @@ class Block(Uncopied):
 def balanced(weights: Any, parts: int) -> list[int]:
     """Choose lengths of blocks along an axis so that their weights are nearly equal.
 
-    Each end is where the sum of the weights is nearest to that of equal shares.
+    Block boundaries are placed where the cumulative weight is closest to a multiple of
+    ``sum(weights) / parts``.
 
     Args:
-        weights: array of one axis: the work of each cell along it, not negative, equal on all
-            ranks. For a grid of several axes, pass the sum over the other axes. If all weights are
-            zero, cells count equally.
+        weights: one-dimensional array of the work of each cell along the axis. Weights are not
+            negative, and the same on all ranks. For a grid of several axes, pass the sum over the
+            other axes. If all weights are zero, cells count equally.
         parts: number of blocks.
 
     Returns:
@@ -257,23 +259,24 @@ def balanced(weights: Any, parts: int) -> list[int]:
 
 
 def neumann(at: str = "face") -> str:
-    """Return the border whose normal derivative is zero: ``border=`` of ``halo_exchange``.
+    """Return a Neumann boundary condition (zero flux) for ``border=`` of ``halo_exchange``.
 
     Args:
-        at: where the edge of the grid is: ``"face"``, of the outermost cells, or ``"node"``, the
-            outermost node itself.
+        at: location of the boundary: ``"face"`` (the outer face of the outermost cells) or
+            ``"node"`` (the outermost grid point).
     """
     return _mirror("neumann", at)
 
 
 def dirichlet(value: Any, at: str = "face") -> Any:
-    """Return the border that has this value: ``border=`` of ``halo_exchange``.
+    """Return a Dirichlet boundary condition, to be passed as ``border=`` to ``halo_exchange``.
 
     Ghost cells are ``2 * value`` minus the mirror image, so that the mean at the edge is ``value``.
 
     Args:
-        value: number, or array of the shape of the block with its ghost cells, of which those at
-            the edge are used: ``block.make(f)`` for a function of the coordinates.
+        value: number, or array of the shape of the block with its ghost cells; only its values at
+            the edge of the grid are used. For a function of the coordinates, pass
+            ``block.make(f)``.
         at: as for :func:`neumann`.
 
     Example:
@@ -361,7 +364,7 @@ def overlapped(
         ValueError: if leaves of ``x`` have different shapes.
 
     Derivative:
-        That of :func:`mpi4jax.ihalo_exchange`, which it uses, and of ``f``.
+        The derivatives of :func:`mpi4jax.ihalo_exchange`, which it uses, and of ``f``.
 
     Example:
         >>> import jax.numpy as jnp

@@ -46,14 +46,14 @@ def redistribute(x: Any, source: Any, target: Any, *, comm: MPI.Intracomm | None
     mesh, one of them sends it.
 
     Args:
-        x: this rank's block under ``source``, of any dtype. It may have leading axes before those
-            of the layout, with the same lengths on all ranks. Or a pytree of such arrays. If
-            ``source`` is a ``grids.Block``, the shape of ``x`` says whether it has ghost cells.
+        x: this rank's block under ``source``, of any dtype. It may have leading axes in addition to
+            the axes of the layout, with the same lengths on all ranks. Or a pytree of such arrays.
+            If ``source`` is a ``grids.Block``, the shape of ``x`` says whether it has ghost cells.
         source: the layout of ``x``: a :class:`Layout`, a :class:`mpi4jax.grids.Block`, or a
             :class:`mpi4jax.sharding.NamedSharding` with the global shape.
-        target: another one of the same global shape. Ghost cells of a ``grids.Block`` are zeros:
-            :func:`halo_exchange` fills them.
-        comm: communicator; by default that of ``source`` or ``target``, or a clone of
+        target: the new layout, of the same global shape. Ghost cells of a ``grids.Block`` are
+            zero; :func:`halo_exchange` fills them.
+        comm: communicator; by default the one of ``source`` or ``target``, or a clone of
             ``COMM_WORLD``.
 
     Returns:
@@ -86,7 +86,7 @@ def redistribute(x: Any, source: Any, target: Any, *, comm: MPI.Intracomm | None
     if old.shape != new.shape:
         raise ValueError(
             f"redistribute: arguments 'source' and 'target' have shapes {old.shape} and "
-            f"{new.shape}; expected those of one array"
+            f"{new.shape}; expected two layouts of one array"
         )
     stays = old == new or all(old.block(r) == new.block(r) for r in range(size))
 

@@ -1,9 +1,9 @@
 """Krylov solvers for distributed vectors.
 
 They have the signatures of :mod:`jax.scipy.sparse.linalg`, and ``comm``. The operator takes and
-returns this rank's elements, and may communicate. Inner products are global reductions; those that
-are needed at the same time are one reduction. Derivatives are implicit: those of the solution and
-not of the iteration, in forward and in reverse mode.
+returns this rank's elements, and may communicate. Inner products are global reductions; inner
+products that are needed at the same time share one reduction. Derivatives are implicit: they
+differentiate the solution and not the iteration, in forward and in reverse mode.
 
 With ``reproducible=True``, inner products use :func:`mpi4jax.reproducible_sum`. The bits of a
 solution then do not depend on the number of ranks or on the distribution of its elements, provided
@@ -265,7 +265,7 @@ def bicgstab(
     """Solve ``A(x) = b`` by stabilized biconjugate gradients, for any ``A``.
 
     Each iteration takes three global reductions, and calls ``A`` and ``M`` twice. Arguments,
-    results, errors and derivatives are those of :func:`cg`, but ``A`` and ``M`` need not be
+    results, errors and derivatives are the same as for :func:`cg`, but ``A`` and ``M`` need not be
     Hermitian. In reverse mode, ``M`` also preconditions the transposed equation.
 
     Args:
@@ -303,8 +303,8 @@ def gmres(
     """Solve ``A(x) = b`` by generalized minimal residuals, for any ``A``.
 
     Each vector of the Krylov space takes two global reductions, in addition to the communication of
-    ``A`` and ``M``. Arguments, results, errors and derivatives are those of :func:`cg`, but ``A``
-    and ``M`` need not be Hermitian. In reverse mode, ``M`` also preconditions the transposed
+    ``A`` and ``M``. Arguments, results, errors and derivatives are the same as for :func:`cg`, but
+    ``A`` and ``M`` need not be Hermitian. In reverse mode, ``M`` also preconditions the transposed
     equation.
 
     Args:
@@ -344,8 +344,8 @@ def minres(
     """Solve ``A(x) = b`` by minimal residuals, for a Hermitian ``A``, definite or indefinite.
 
     Each iteration takes two global reductions, in addition to the communication of ``A`` and ``M``.
-    Arguments, results, errors and derivatives are those of :func:`cg`. ``M`` has to be Hermitian
-    positive definite.
+    Arguments, results, errors and derivatives are the same as for :func:`cg`. ``M`` has to be
+    Hermitian positive definite.
 
     Example:
         >>> import jax.numpy as jnp
@@ -392,7 +392,7 @@ def lsmr(
         atol: absolute tolerance, see ``tol``.
         maxiter: maximum number of iterations, by default 10 times the number of elements of the
             solution on all ranks.
-        monitor: as of :func:`cg`, but called with ``norm(g)``.
+        monitor: as for :func:`cg`, but called with ``norm(g)``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         reproducible: whether the bits of the result must not depend on how the vectors are
             distributed, provided that the bits of ``A`` and of its adjoint do not. The adjoint adds
@@ -441,8 +441,8 @@ def lsmr(
         krylov.check_result("lsmr", "A", y, b, "'b'", dtype)
         return jnp.concatenate([ravel_pytree(y)[0].astype(wide), damp * x])
 
-    # What `A` closes over becomes arguments, of which there are derivatives. Products are without
-    # `fixed`, whose operations on bits have none.
+    # Arrays that `A` closes over become arguments, so that they have derivatives. `fixed` is left
+    # out of the products, because its operations on bits have no derivative.
     product, closed = jax.closure_convert(rows_of, start)
 
     # Outside of loops: this runs the operations of `A` once, on zeros.

@@ -42,23 +42,25 @@ def append(
 
     Args:
         path: directory of the store, which is made if it does not exist.
-        tree: this rank's arrays, by name. They become arrays with a first axis ``"time"``. An
-            array of one axis whose name is that of the axis is a coordinate, which is written once.
-        layouts: which blocks of the global arrays the rank has, as of
+        tree: this rank's arrays, by name. They become arrays with a first axis ``"time"``. A
+            one-dimensional array with the same name as its axis is a coordinate, which is written
+            once.
+        layouts: which blocks of the global arrays the rank has, as for
             :func:`mpi4jax.checkpoints.save`.
-        time: coordinate of the record, larger than that of the last record.
+        time: coordinate of the record; it must be larger than the coordinate of the last record.
         dims: for each array, the names of its global axes. Axes of one name have one length.
-        attrs: attributes of arrays, such as ``{"h": {"units": "m"}}``; also of ``"time"``. Those of
-            the first record are stored.
+        attrs: attributes of arrays, such as ``{"h": {"units": "m"}}``; also of ``"time"``. The
+            attributes given with the first record are stored.
         replace: whether to remove the records at ``time`` or later, if there are some.
-        mesh, comm: as of :func:`mpi4jax.checkpoints.save`.
+        mesh, comm: as for :func:`mpi4jax.checkpoints.save`.
 
     Raises:
         TypeError: if a layout has another type, or an array does not hold numbers.
         ValueError: if ``dims`` does not name the axes of an array, or axes of one name have
-            different lengths; if the arrays differ from those of the store; if there are records at
-            ``time`` or later, unless ``replace`` is true; if an array does not have the shape that
-            its layout gives, or the blocks of all ranks do not cover the global array exactly once.
+            different lengths; if the arrays differ from the arrays of the store; if there are
+            records at ``time`` or later, unless ``replace`` is true; if an array does not have the
+            shape that its layout gives, or the blocks of all ranks do not cover the global array
+            exactly once.
         FileExistsError: if ``path`` exists, is not empty, and is not such a store.
         OSError: if a rank cannot write.
         ModuleNotFoundError: if TensorStore is not installed.

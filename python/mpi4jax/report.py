@@ -60,7 +60,8 @@ def _read(board: Path) -> list[Dump]:
 
 
 def _boards(place: Path) -> list[Path]:
-    """The boards of a job: of a directory of one host, those of its other hosts too."""
+    """The boards of a job. For the directory of one host, also the boards of the job's other
+    hosts."""
     if not (place / "board").exists():
         return [place] if place.exists() and not place.is_dir() else []
     if "+" not in place.name:

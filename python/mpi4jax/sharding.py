@@ -2,8 +2,8 @@
 
 One :class:`NamedSharding` is what checkpoints, :func:`mpi4jax.redistribute`, :mod:`mpi4jax.fft`,
 :func:`mpi4jax.notoken.scatter_blocks` and :func:`mpi4jax.notoken.gather_blocks` take.
-:func:`shard_map` of this module is called with global arrays, as that of JAX: programs for devices
-run with these imports in place of JAX's. There, a global array is one that each rank has whole.
+:func:`shard_map` of this module is called with global arrays, like JAX's: programs for devices run
+if they import these names instead of JAX's. There, a global array is one that each rank has whole.
 """
 
 from __future__ import annotations
@@ -47,22 +47,23 @@ make_mesh = Mesh
 
 
 class NamedSharding:
-    """Say how an array is sharded over a mesh of ranks, as that of JAX does for devices.
+    """Describe how an array is sharded over a mesh of ranks, like `jax.sharding.NamedSharding` for
+    devices.
 
-    Blocks are those of :func:`numpy.array_split`. All ranks along the axes of the mesh that
+    Blocks have the lengths of :func:`numpy.array_split`. All ranks along the axes of the mesh that
     ``spec`` does not name have the same block.
 
     Args:
         mesh: :class:`mpi4jax.Mesh`.
-        spec: a `jax.sharding.PartitionSpec`: for each axis of the array the axes of the mesh that
-            cut it, or None. Axes at the end may be left out.
-        shape: shape of the global array. Functions that see a block need it only where blocks are
+        spec: a `jax.sharding.PartitionSpec`: for each axis of the array, the axes of the mesh that
+            partition it, or None. Trailing axes may be left out.
+        shape: shape of the global array. Functions that take a block need it only if the blocks are
             not all equal.
 
     Raises:
         TypeError: if ``mesh`` or ``spec`` has a wrong type.
-        ValueError: if the mesh has no such axis, or an axis occurs twice, or ``shape`` has fewer
-            axes than ``spec``.
+        ValueError: if the mesh has no axis of that name, if an axis occurs twice, or if ``shape``
+            has fewer axes than ``spec``.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -237,7 +238,7 @@ def is_sharding(x: Any) -> bool:
 
 
 def as_sharding(op: str, given: Any, mesh: Mesh | None) -> NamedSharding:
-    """Return the sharding of a `PartitionSpec` on a mesh, by default that of ``with mesh:``."""
+    """Return the sharding of a `PartitionSpec` on a mesh, by default on the current mesh."""
     if isinstance(given, NamedSharding):
         return given
     mesh = current() if mesh is None else mesh
@@ -261,23 +262,25 @@ def cut(tree: T, shardings: Any, *, mesh: Mesh | None = None, root: int | None =
     """Take this rank's blocks of global arrays.
 
     Args:
-        tree: a pytree of global arrays: the same on all ranks; or those of ``root``, and on other
-            ranks anything of their shapes and dtypes, such as ``jax.ShapeDtypeStruct``.
+        tree: a pytree of global arrays, the same on all ranks. With ``root``, only its values on
+            ``root`` are used; the other ranks pass anything of the same shapes and dtypes, such as
+            ``jax.ShapeDtypeStruct``.
         shardings: a `PartitionSpec` or :class:`NamedSharding`, or a pytree of them that is a prefix
             of ``tree``.
-        mesh: :class:`mpi4jax.Mesh` of the `PartitionSpec`; by default that of ``with mesh:``.
+        mesh: :class:`mpi4jax.Mesh` of the `PartitionSpec`; by default the mesh of ``with mesh:``.
         root: rank of the mesh that has the arrays; by default all have them, and nothing is sent.
 
     Returns:
         A pytree like ``tree``, of this rank's blocks.
 
     Raises:
-        TypeError: if a sharding is neither, or there is no mesh.
+        TypeError: if an entry of ``shardings`` is neither a `PartitionSpec` nor a
+            :class:`NamedSharding`, or if a `PartitionSpec` is given without a mesh.
         ValueError: if a spec does not fit its array.
 
     Derivative:
-        The transpose is a sum over ranks of the cotangents of their blocks, or that of
-        :func:`scatterv`.
+        The transpose sums the cotangents of the blocks over all ranks; with ``root``, it is the
+        transpose of :func:`scatterv`.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -306,12 +309,12 @@ def join(tree: T, shardings: Any, *, mesh: Mesh | None = None, root: int | None 
         A pytree of global arrays; on ranks other than ``root``, the blocks.
 
     Raises:
-        TypeError: if a sharding is neither, or there is no mesh.
-        ValueError: if an array is not this rank's block.
+        TypeError: as for :func:`cut`.
+        ValueError: if an array does not have the shape of this rank's block.
 
     Derivative:
-        That of :func:`allgatherv`, whose result is replicated, or of :func:`gatherv`: the transpose
-        cuts.
+        The derivative of :func:`allgatherv`, whose result is replicated; with ``root``, of
+        :func:`gatherv`. The transpose takes this rank's block.
 
     See also: :func:`cut`, with an example.
     """
@@ -325,14 +328,14 @@ def make_array_from_callback(
     *,
     dtype: Any = None,
 ) -> jax.Array:
-    """Make this rank's block of a global array from a function of its place there.
+    """Make this rank's block of a global array from a function of its slices.
 
     Args:
         shape: shape of the global array.
         sharding: :class:`NamedSharding`.
         data_callback: function of a slice of each axis, as `jax.make_array_from_callback` has it,
             which returns that part of the array.
-        dtype: dtype of the block; by default that of what the function returns.
+        dtype: dtype of the block; by default the dtype that the function returns.
 
     Returns:
         jax.Array: this rank's block.
@@ -360,9 +363,10 @@ def make_array_from_callback(
 
 
 def device_put(x: T, device: Any = None) -> T:
-    """Return global arrays as they are, where a program for devices distributes them.
+    """Return ``x`` unchanged.
 
-    :func:`shard_map` of this module cuts them when it is called.
+    In JAX, ``device_put`` distributes global arrays. Here every rank keeps them whole, and
+    :func:`shard_map` of this module takes each rank's blocks when it is called.
 
     Args:
         x: a pytree of arrays, the same on all ranks.
@@ -387,7 +391,7 @@ def device_put(x: T, device: Any = None) -> T:
 
 
 def with_sharding_constraint(x: T, shardings: Any) -> T:
-    """Return global arrays as they are, as :func:`device_put` does, also in a jitted function."""
+    """Return ``x`` unchanged, like :func:`device_put`, also in a jitted function."""
     return device_put(x, shardings)
 
 
@@ -399,14 +403,14 @@ def jit(
     out_shardings: Any = None,
     **how: Any,
 ) -> Any:
-    """Compile a function as `jax.jit` does, of global arrays.
+    """Compile a function of global arrays with `jax.jit`.
 
     Args:
         fun, how: as for `jax.jit`; without a function, a decorator is returned.
         in_shardings, out_shardings: only :func:`shard_map` distributes work over ranks, and each
             rank has the global arrays whole. If a sharding is given, the ranks of its mesh compare
-            the arguments: those that differ, such as blocks, are a warning when the function is
-            first called, and an error with `MPI4JAX_CHECK=1`.
+            the arguments. Arguments that differ, such as blocks, give a warning when the function
+            is first called, and an error with `MPI4JAX_CHECK=1`.
     """
     if fun is None:
         return functools.partial(jit, in_shardings=in_shardings, out_shardings=out_shardings, **how)
@@ -440,8 +444,8 @@ def shard_map(
         Callable: takes arrays that are the same on all ranks, and returns such arrays.
 
     Raises:
-        ValueError: if a mesh axis does not cut an axis of an array into equal blocks; and as
-            :func:`mpi4jax.shard_map`.
+        ValueError: if a mesh axis does not partition an axis of an array into equal blocks; and as
+            for :func:`mpi4jax.shard_map`.
 
     Example:
         >>> import jax, jax.numpy as jnp

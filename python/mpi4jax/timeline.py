@@ -59,7 +59,7 @@ def _end(event: Event) -> float:
 
 
 def offsets(events: list[Event]) -> dict[int, float]:
-    """Microseconds by which each rank's clock is ahead of that of the lowest rank.
+    """Microseconds by which each rank's clock is ahead of the clock of the lowest rank.
 
     The ranks of one host have one clock.
     """

@@ -1,7 +1,7 @@
 """Parts of training loops on ranks, for functions in :func:`mpi4jax.shard_map`.
 
-Optimizer states and gradients of sharded parameters, pipelines, and batches. Names of axes are
-those of a :class:`mpi4jax.Mesh`.
+Optimizer states and gradients of sharded parameters, pipelines, and batches. Axis names refer to
+the axes of a :class:`mpi4jax.Mesh`.
 """
 
 from __future__ import annotations
@@ -119,10 +119,10 @@ def unshard(params: T, specs: Any, axis: str) -> T:
 
 
 def specs_for(state: Any, specs: Any) -> Any:
-    """Find the specs of an optimizer's state, such as those of Optax.
+    """Find the specs of the state of an optimizer, such as one of Optax.
 
-    An array of the state whose place in the tree ends like that of a parameter has its spec:
-    ``state[0].mu["w"]`` that of ``params["w"]``. Scalars are not sharded.
+    An array in the optimizer state gets the spec of the parameter whose path matches the end of its
+    own path: ``state[0].mu["w"]`` gets the spec of ``params["w"]``. Scalars are not sharded.
 
     Args:
         state: pytree of arrays or `jax.ShapeDtypeStruct`: of ``optimizer.init(params)``, or of
@@ -173,7 +173,7 @@ def global_norm(tree: Any, specs: Any) -> jax.Array:
         specs: pytree of `PartitionSpec` like ``tree``, or a prefix of it.
 
     Returns:
-        jax.Array: a scalar, equal on all ranks.
+        jax.Array: a scalar, the same on all ranks.
     """
     squares: dict[tuple[str, ...], Any] = {}
 
@@ -190,7 +190,8 @@ def global_norm(tree: Any, specs: Any) -> jax.Array:
 def clip_by_global_norm(gradients: T, specs: Any, max_norm: float) -> T:
     """Scale gradients of sharded parameters so that their global norm is at most ``max_norm``.
 
-    That of Optax, in a function of blocks, takes each rank's block for the whole.
+    Inside a ``shard_map``, Optax's ``clip_by_global_norm`` computes the norm of the local block
+    only; this function uses the norm over all ranks.
 
     Args:
         gradients, specs: as for :func:`global_norm`.
@@ -251,11 +252,12 @@ def gpipe(layer: Callable[[Any, Any], Any], params: Any, xs: T, axis: str) -> T:
         layer: function of parameters and a microbatch, which returns one of the same shape and
             dtype. Several layers of a rank are one function, of a `lax.scan` for example.
         params: parameters of this rank's layer, in a :func:`mpi4jax.shard_map`.
-        xs: pytree of arrays of shape ``(microbatches, ...)``; those of the first rank are used.
+        xs: pytree of arrays of shape ``(microbatches, ...)``; only the values on the first rank are
+            used.
         axis: name of the mesh axis.
 
     Returns:
-        The results, like ``xs``, equal on all ranks along the axis.
+        The results, a pytree like ``xs``. Their values are the same on all ranks along the axis.
 
     Source:
         Huang et al., GPipe, 2019, https://arxiv.org/abs/1811.06965.
@@ -293,7 +295,8 @@ def one_forward_one_backward(
     Args:
         layer, params, xs, axis: as for :func:`gpipe`.
         loss: function of a result of the last layer and a target, which returns a scalar.
-        targets: pytree of arrays of shape ``(microbatches, ...)``; those of the last rank are used.
+        targets: pytree of arrays of shape ``(microbatches, ...)``; only the values on the last rank
+            are used.
 
     Returns:
         The mean of the loss over the microbatches, equal on all ranks along the axis, and its
@@ -351,7 +354,7 @@ def batches(
 def batches(
     iterable: Iterable[T], comm: MPI.Intracomm | None = None, *, pad: bool = False
 ) -> Iterator[tuple[T, Any]]:
-    """Iterate over batches until those of all ranks have ended. Collective.
+    """Iterate over batches until the iterators of all ranks are exhausted. Collective.
 
     A rank whose batches have ended gets its last one again, with weight zero: all ranks take part
     in the collectives of a step equally often.

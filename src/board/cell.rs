@@ -198,7 +198,7 @@ impl Cell {
     }
 }
 
-/// The upper bits of a hash, as many as stand beside a number of `SINCE` bits; 0 only if the hash is 0.
+/// The upper bits of a hash that fit beside a number of `SINCE` bits; 0 only if the hash is 0.
 fn short(hash: u64) -> u64 {
     if hash == 0 { 0 } else { (hash >> SINCE).max(1) }
 }

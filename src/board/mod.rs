@@ -3,9 +3,10 @@
 //! Ranks claim their slots in the order in which they come, and the file grows by a slot each time: its size depends on the number
 //! of ranks of this host, not on the size of `MPI_COMM_WORLD`. A hash table in the header says which slot a rank has.
 //!
-//! A rank writes its own slot alone, with plain stores, and reads those of the others. What a rank has written stays readable
-//! when its process has been killed, and when the file has been unlinked. A rank without a board has a slot of its own in private
-//! memory: everything works but what ranks learn of each other.
+//! A rank writes its own slot alone, with plain stores, and reads the slots of the others. What a
+//! rank has written stays readable when its process has been killed, and when the file has been
+//! unlinked. A rank without a board has a slot of its own in private memory: everything works but
+//! what ranks learn of each other.
 
 pub mod cell;
 pub mod ranks;
@@ -42,7 +43,7 @@ pub struct Header {
     pub default: AtomicU32,
     /// What one rank alone does, a bit each.
     once: AtomicU32,
-    /// Communicators of which it was said that their operations may not match.
+    /// Communicators for which `may not match` was already reported.
     doubts: [AtomicU64; DOUBTS],
     /// The rank that looks for the others, plus one, and when it did so last, in milliseconds.
     pub leader: AtomicU64,
@@ -72,7 +73,7 @@ const DOUBTS: usize = 8;
 const KEPT: usize = 2;
 /// The largest number of ranks of a host that have slots.
 const MOST: usize = 4096;
-/// The entries of the hash table, at most half of which are used.
+/// The number of entries of the hash table. At most half of them are used.
 const PLACES: usize = 2 * MOST;
 
 /// The entry of the hash table at which the search for a rank begins.
@@ -216,7 +217,8 @@ impl Header {
     }
 }
 
-/// Makes the file of a board this long, if it is shorter. A full file system is an error here, and no signal later.
+/// Makes the file of a board this long, if it is shorter. On a full file system this returns an
+/// error, instead of a signal (SIGBUS) at a later access.
 fn allocate(file: &File, bytes: usize) -> io::Result<()> {
     if file.metadata()?.len() < bytes as u64 {
         fallocate(file, FallocateFlags::empty(), 0, bytes as u64)?;
@@ -355,8 +357,9 @@ pub fn read(path: &Path) -> io::Result<(usize, &'static [Slot])> {
     Ok((header.size.load(Ordering::Relaxed) as usize, slots))
 }
 
-/// Removes boards of jobs of which no process lives, but the newest ones. Files are removed only from a directory that is this
-/// user's alone: what is in its place may be a link to any other.
+/// Removes the boards of jobs without a living process, except the newest ones. Files are removed
+/// only from a directory that belongs to this user alone, because anything else in its place may be
+/// a link to another directory.
 pub fn sweep() {
     if folder::make_one(&place()).is_err() {
         return;

@@ -139,13 +139,15 @@ impl Slot {
         ids.take_while(|(found, _)| *found != 0).find(|(found, _)| *found == id).map(|(_, cell)| cell)
     }
 
-    /// The cells of a communicator and those of others, in the order in which they are searched.
+    /// The cells that are searched for a communicator, in this order. They may belong to other
+    /// communicators.
     #[inline]
     fn places(&self, id: u64) -> impl Iterator<Item = &Cell> {
         (0..CELLS).map(move |step| &self.cells[(id as usize % CELLS + step) % CELLS])
     }
 
-    /// A cell for a new communicator of this class, origin and name: a free one, or that of one that was freed. None: there are too many.
+    /// A cell for a new communicator of this class, origin and name: a free cell, or the cell of a
+    /// freed communicator. None if all cells are taken.
     pub fn claim(&self, id: u64, [class, origin, name]: [u64; 3]) -> Option<&Cell> {
         static CLAIMING: Mutex<()> = Mutex::new(());
         let _claiming = lock(&CLAIMING);

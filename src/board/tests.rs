@@ -127,7 +127,8 @@ fn of_two_ranks_that_differ_one_sees_it() {
             let (cells, seen, meet) = (&cells, &seen, &meet);
             scope.spawn(move || {
                 for round in 1..=rounds {
-                    // In turns, the collective of one rank changes, or that of the other one, or both, or none.
+                    // In turns, the collective of the first rank changes, of the second rank, of
+                    // both, or of neither.
                     let what = |rank: u64| if (round % 4) & (1 << rank) != 0 { 10 * round + rank } else { 5 };
                     meet(4 * round - 2);
                     let (number, ours) =

@@ -75,8 +75,8 @@ pub enum EagerCall {
 }
 
 impl EagerCall {
-    /// How many int32 its operand has: the [`Envelope`], communicator, line, and the status, its lower half first. Those of
-    /// [`Compile`](Self::Compile) are -1.
+    /// How many int32 its operand has: the [`Envelope`], communicator, line, and the status, its
+    /// lower half first. For [`Compile`](Self::Compile) it is -1.
     pub const LEN: usize = 8;
 
     #[inline]

@@ -26,13 +26,13 @@ pub struct Call<'a> {
     pub recv: Option<Buffer>,
     /// Operands and results after the first, of an operation on several arrays.
     pub others: &'a [(Buffer, Buffer)],
-    /// The envelope of the site, or that of an operand which gives one at run time.
+    /// The envelope of the site, or of an operand which gives one at run time.
     pub envelope: Envelope,
     /// The number of rows that go to each rank; then the number that come from each, if that is known.
     pub counts: &'a [i32],
     /// The result of int32 that takes source, tag and length of the received message, or the number of rows from each rank.
     pub received: Option<Buffer>,
-    /// The status of the site, or that of an operand which gives one at run time.
+    /// The status of the site, or of an operand which gives one at run time.
     pub status: Status,
     pub stream: Stream,
 }
@@ -94,7 +94,8 @@ impl<'a> Call<'a> {
         if let Some(parts) = &site.parts {
             return parts.check(self.send, self.recv).map_err(|cause| site.error(cause));
         }
-        // The two sides of a message are independent of each other, those of a halo exchange are one block.
+        // The two sides of a message are independent of each other; the two sides of a halo
+        // exchange are one block.
         let row = site.op.row();
         let is_free = row.has_peer || side.send == Extent::Variable && !row.has_blocks;
         if let (Some(sent), Some(received)) = (sent, received)
@@ -138,7 +139,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Checks an envelope that came with an operand: MPI would end the job.
+    /// Checks an envelope that came with an operand, because MPI would abort the job for an invalid
+    /// one.
     pub fn check_envelope(&self, wildcards: Wildcards) -> Result<(), Error> {
         let (row, size, limit) = (self.site.op.row(), self.site.comm.size, wildcards.tag_limit);
         let first = wildcards.derivative;
@@ -153,7 +155,8 @@ impl<'a> Call<'a> {
             } else {
                 format!("an integer from 0 to {}{any}", first - 1)
             };
-            // Python has moved a program's tags that would be those of derivatives out of the way, below all others.
+            // Python has moved a program's tags that would collide with derivatives' tags out of
+            // the way, below all others.
             let is_moved = argument.ends_with("tag") && value < -first;
             let value = if is_moved { (value - i32::MIN).saturating_add(first) } else { value };
             let line = self.site.location.clone();

@@ -8,7 +8,8 @@ pub struct Status(usize);
 
 impl Status {
     /// # Safety
-    /// The address is 0, or that of an `MPI_Status` which lives as long as the program that names it.
+    /// The address is 0, or points to an `MPI_Status` which lives as long as the program that names
+    /// it.
     pub const unsafe fn at(address: usize) -> Self {
         Self(address)
     }

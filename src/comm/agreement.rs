@@ -27,11 +27,12 @@ pub struct Agreement {
 
 impl Agreement {
     fn new(number: u64) -> Self {
-        // The smallest complement is that of the largest number.
+        // The largest number has the smallest complement.
         Self { own: Box::new([number, !number]), least: Box::new([0; 2]) }
     }
 
-    /// Tells all ranks the number of this one, and goes on; the request is that of theirs. Collective.
+    /// Sends this rank's number to all ranks without waiting; the request receives their numbers.
+    /// Collective.
     pub fn start(comm: &Comm, number: u64) -> Result<(Self, MPI_Request), Cause> {
         let mut told = Self::new(number);
         let mut request = MaybeUninit::uninit();

@@ -82,7 +82,7 @@ pub struct Comm {
     pub key: Box<str>,
     /// Its number among all of this process, for operands. None is used twice.
     pub number: i32,
-    /// That of MPI: a pointer or a 32-bit integer, whichever the library uses.
+    /// MPI's handle: a pointer or a 32-bit integer, whichever the library uses.
     handle: usize,
     pub rank: i32,
     pub size: i32,
@@ -90,10 +90,11 @@ pub struct Comm {
     pub world: Arc<[i32]>,
     /// What its ranks know it by; see [`register`].
     pub id: u64,
-    /// What its ranks certainly agree on: which members it has, and whether it is one of the two that there is only one
-    /// of. Others have it too, since names are each rank's own.
+    /// A hash of what all members are sure to agree on: the list of members, and whether this is
+    /// one of the two communicators that exist only once. It is not unique; `origin` distinguishes
+    /// communicators of one class. Names are not included, because they are local to a rank.
     pub class: u64,
-    /// Tells it from others of its class; see [`origin`].
+    /// Distinguishes the communicator from others of its class; see [`origin`].
     pub origin: u64,
     /// How many of this id there have been in this process, as far as it remembers.
     pub generation: u32,
@@ -133,7 +134,7 @@ impl Comm {
         !self.key.contains('#')
     }
 
-    /// That of a communicator which was live when this was made, or `MPI_COMM_NULL`.
+    /// The handle of a communicator which was live when this was made, or `MPI_COMM_NULL`.
     #[inline]
     pub fn handle(&self) -> MPI_Comm {
         // SAFETY: of `of_mpi` or `new`.
@@ -166,11 +167,12 @@ impl Comm {
         .named(key)
     }
 
-    /// What MPI knows of a communicator, whose errors become codes if they would end the job without a word from us.
-    /// A handler that its owner chose is left alone. Local.
+    /// What MPI knows of a communicator. If its errors would abort the job without a message of
+    /// mpi4jax, they become error codes; an error handler that its owner chose is left alone.
+    /// Local.
     ///
     /// # Safety
-    /// `handle` is that of a live communicator, MPI is initialized.
+    /// `handle` belongs to a live communicator, and MPI is initialized.
     pub unsafe fn of_mpi(key: &str, raw: usize, rank: i32, size: i32) -> Result<Self, Cause> {
         let ranks: Vec<i32> = (0..size).collect();
         let mut world = ranks.clone();
@@ -330,7 +332,7 @@ impl Comm {
         }
     }
 
-    /// Prints a fatal error and ends the job: the other ranks wait for this one.
+    /// Prints a fatal error and aborts the job, because the other ranks wait for this one.
     #[cold]
     pub fn abort(&self, code: i32, why: &str) -> ! {
         let code = if code == 0 { 1 } else { code };

@@ -16,7 +16,7 @@ use crate::board::own;
 use crate::error::Cause;
 use crate::mpilib::check;
 
-/// The origin of communicators of which it is not known.
+/// The origin of communicators whose origin is not known.
 pub const UNKNOWN: u64 = 0;
 /// Stands for the origin of all freed communicators of a class.
 pub const FREED: u64 = u64::MAX;

@@ -96,8 +96,8 @@ fn without_place(key: &str) -> &'static Cell {
     Box::leak(Box::default())
 }
 
-/// Frees a communicator as a whole: from now on executing an operation on it is an error. As collective as what is
-/// attached to it.
+/// Frees a communicator as a whole: from now on, an operation on it fails when it runs. Collective
+/// if freeing the attached objects is.
 pub fn free(key: &str) {
     let comm = registry().remove(key);
     if let Some(comm) = comm {

@@ -42,7 +42,7 @@ impl CommId {
     }
 }
 
-/// The words of a communicator, and of which ranks of `MPI_COMM_WORLD` it is.
+/// The words of a communicator, and its ranks in `MPI_COMM_WORLD`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CommWords {
     pub key: String,

@@ -114,7 +114,8 @@ impl Driver {
         Ok(count)
     }
 
-    /// The UUID of a device; of an instance of a GPU in MIG mode, that of the GPU, which NCCL counts as one.
+    /// The UUID of a device. An instance of a GPU in MIG mode has the UUID of its GPU, because NCCL
+    /// counts the GPU as one device.
     pub fn uuid(&self, ordinal: i32) -> Result<[u8; 16], Cause> {
         let (mut device, mut uuid) = (0, sys::CUuuid { bytes: [0; 16] });
         // SAFETY: places to write to.

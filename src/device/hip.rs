@@ -32,7 +32,7 @@ pub fn is_here() -> bool {
     })
 }
 
-/// HIP's library; the error is that of the newest version.
+/// HIP's library. If no version is found, the error names the newest one.
 pub fn open() -> Result<Found, String> {
     let [newest, older @ ..] = LIBRARIES;
     Found::open(newest)
@@ -78,7 +78,8 @@ impl Functions {
     }
 }
 
-/// The functions of the CUDA driver and those of HIP in their place. HIP has none for contexts: it has current devices.
+/// The functions of the CUDA driver, and HIP's counterparts. HIP has no contexts, but current
+/// devices.
 const NAMES: [(&str, &str); 26] = [
     ("cuInit", "hipInit"),
     ("cuDriverGetVersion", "hipDriverGetVersion"),

@@ -20,7 +20,7 @@ pub enum Device {
 impl Device {
     /// Allocates staging memory of the host; for a GPU it is page-locked.
     pub fn allocate(self, bytes: usize) -> Result<Staging, Cause> {
-        // An empty allocation is an error to CUDA, and undefined on the host.
+        // CUDA refuses an empty allocation, and on the host it is undefined.
         let bytes = bytes.max(1);
         let (data, capacity) = match self {
             Self::Host => host_memory(bytes)?,
@@ -37,7 +37,8 @@ impl Device {
     /// Starts to copy between arrays and staging memory, in either direction, in the order of a stream.
     ///
     /// # Safety
-    /// Both places hold so many bytes until the stream has come past it, and do not overlap.
+    /// Both places hold this number of bytes until the stream has passed the copy, and do not
+    /// overlap.
     pub unsafe fn copy(
         self,
         from: *const u8,
@@ -86,7 +87,7 @@ impl Device {
             return Err(Cause::Buffers { operand: "result", expected, actual });
         }
         let to = array.data();
-        // SAFETY: promised by the caller; it has so many bytes.
+        // SAFETY: promised by the caller; it has this number of bytes.
         unsafe {
             match self {
                 Self::Host => to.copy_from_nonoverlapping(words.as_ptr().cast(), size_of_val(words)),

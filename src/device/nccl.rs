@@ -16,7 +16,8 @@ pub type Code = c_int;
 pub const IN_PROGRESS: Code = sys::ncclResult_t::ncclInProgress as Code;
 
 const LIBRARY: Name = Name { soname: "libnccl.so.2", variable: "MPI4JAX_LIBNCCL", needed: "2.18 of NCCL" };
-/// For AMD's GPUs. Its functions have NCCL's names, and its version is that of the NCCL that it corresponds to.
+/// For AMD's GPUs. Its functions have NCCL's names, and it reports the version of the NCCL that it
+/// corresponds to.
 const RCCL: Name = Name { soname: "librccl.so.1", ..LIBRARY };
 /// The oldest version that is accepted, as NCCL numbers it: 10000 times the major version, 100 times the minor one, plus the patch level.
 const OLDEST: c_int = 21800;

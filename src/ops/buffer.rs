@@ -13,8 +13,8 @@ pub struct Buffer {
 
 impl Buffer {
     /// # Safety
-    /// `data` points to `count` elements, which stay where they are as long as the type promises; those of an operand
-    /// are only written where the program allows it.
+    /// `data` points to `count` elements, which stay where they are as long as the type promises.
+    /// Elements of an operand are only written where the program allows it.
     pub const unsafe fn new(data: *mut u8, dtype: Dtype, count: usize) -> Self {
         Self { data, dtype, count }
     }

@@ -21,8 +21,8 @@ macro_rules! dtypes {
     ($($dtype:ident $name:literal $code:literal $size:literal $class:ident $mpi:ident;)*) => {
         /// An element type that JAX has.
         ///
-        /// As wide as a register: a `Buffer` with one byte of it among padding is copied in pieces that overlap,
-        /// each of which the processor waits for.
+        /// As wide as a register: a `Buffer` with one byte of it among padding is copied in
+        /// overlapping pieces, and the processor waits for each piece.
         #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash)]
         #[serde(rename_all = "snake_case")]
         #[repr(usize)]
@@ -44,7 +44,7 @@ macro_rules! dtypes {
                 match self { $(Dtype::$dtype => $code),* }
             }
 
-            /// numpy's name, or that of `ml_dtypes`.
+            /// The name in NumPy or `ml_dtypes`.
             pub fn name(self) -> &'static str {
                 match self { $(Dtype::$dtype => $name),* }
             }
@@ -107,8 +107,8 @@ pub struct Packed {
     pub carrier: Dtype,
 }
 
-/// Integers wrap when they are converted back, so that the carrier's reductions are theirs; sums and
-/// products of floats are rounded once, when they are converted back.
+/// A narrow type is reduced in a wider carrier type. For integers the result is exact modulo
+/// `2**bits`, because the conversion back wraps; floats are rounded once, in the conversion back.
 pub const PACKED: &[Packed] = &[
     Packed { name: "int2", xla_code: 26, carrier: Dtype::Int8 },
     Packed { name: "int4", xla_code: 21, carrier: Dtype::Int8 },

@@ -160,7 +160,8 @@ impl Halo {
         }
         let spare = self.scratch().pop();
         let mut scratch = spare.unwrap_or_else(|| vec![0; self.scratch_bytes.iter().sum()].into());
-        // SAFETY: the blocks have the sizes just checked, the scratch memory that of the messages.
+        // SAFETY: the blocks have the sizes just checked, and the scratch memory has the size of
+        // the messages.
         let result = unsafe { self.exchange_with(&blocks, rank, wire, scratch.as_mut_ptr()) };
         if result.is_ok() {
             self.scratch().push(scratch);

@@ -1,8 +1,9 @@
-//! Source lines of the user, and the numbers and names that stand for them in programs.
+//! Source lines of the user, and the numbers and names that represent them in programs.
 //!
-//! An operand has room for a number. A compiled program has a name, `solver.py:step#2`, the second line of that
-//! function that was compiled here: with the line in it, it would be another program for JAX's compilation cache as soon
-//! as a line is added above. Programs are lowered in the process that runs them, also those that the cache has.
+//! An operand holds a number. A compiled program has a name, `solver.py:step#2`, the second line of
+//! that function that was compiled here: with the line in it, it would be another program for JAX's
+//! compilation cache as soon as a line is added above. Programs are lowered in the process that
+//! runs them, also those that the cache has.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -21,7 +21,7 @@ pub struct RaggedFields {
     pub row: usize,
 }
 
-/// Rows that are known when an operation runs: how much room there is for them.
+/// For row counts that are known only when an operation runs: the capacity for rows.
 #[derive(Debug)]
 pub struct Ragged {
     rank: usize,
@@ -64,7 +64,7 @@ impl Ragged {
         Ok((to.into(), from))
     }
 
-    /// Whether these are numbers of rows, and so many are there.
+    /// Whether these are valid counts, and the buffer has that number of rows.
     fn fits(&self, counts: &[i32], rows: usize) -> bool {
         counts.len() == self.size && counts.iter().all(|&count| count >= 0) && total(counts) <= rows
     }

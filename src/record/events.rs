@@ -1,4 +1,5 @@
-//! Events of `tracing`, of which `MPI4JAX_LOG` says which are written: what happens once or seldom, and calls of MPI.
+//! Events of `tracing`: what happens once or seldom, and calls of MPI. `MPI4JAX_LOG` selects which
+//! events are written.
 //!
 //! A line is written in one piece, by the thread that has the event, without Python. What an abort prints (the recorder's
 //! operations, the watchdog's reports) are no events, because nothing may stand between it and its file.

@@ -21,7 +21,7 @@ pub fn logged(
 ) -> Result<(), Error> {
     static CALLS: AtomicU64 = AtomicU64::new(0);
     let rank = call.site.comm.rank;
-    // Makes the two lines of one call easy to find among those of all ranks.
+    // Makes the two lines of one call easy to find among the lines of all ranks.
     let id = hash((SystemTime::now(), CALLS.fetch_add(1, Ordering::Relaxed), rank)) as u32;
     let id = format!("{id:08x}");
     let (op, comm) = (call.site.name(), &*call.site.comm.key);

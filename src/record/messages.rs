@@ -149,7 +149,7 @@ impl Unreceived {
     }
 }
 
-/// A message has come, of so many elements.
+/// A message of `count` elements has arrived.
 #[inline]
 pub fn received(call: &Call, source: i32, tag: i32, count: usize) {
     let comm = &call.site.comm;

@@ -40,7 +40,7 @@ pub struct Record {
     pub reduction: Option<String>,
     pub dtype: Option<Dtype>,
     pub comm: CommWords,
-    /// The user's source line; of a wait, that of the start too.
+    /// The user's source line; for a wait, also the line of the initiation.
     pub line: String,
     /// Names and shapes of what is sent, and what the operation belongs to, in words.
     pub forms: String,
@@ -343,7 +343,7 @@ pub fn wait() {
 }
 
 impl Record {
-    /// The name of the operation in Python, or that of the wait for it.
+    /// The name of the operation in Python, or of the wait for it.
     pub fn name(&self) -> &'static str {
         self.op.name_of(self.phase)
     }
@@ -438,7 +438,7 @@ mod tests {
         let words = wait.record().unwrap().to_string();
         assert!(words.ends_with("on recorder-test, started at solver.py:81, solver.py:90"), "{words}");
         drop(wait);
-        // As many as there are records, and one more, of which nothing is remembered.
+        // One operation more than there are records, so that one of them is not recorded.
         let others: Vec<Running> = (0..RECORDS).map(|_| begin(&site, &call)).collect();
         assert!(others.iter().filter_map(Running::record).count() < RECORDS);
         assert_eq!(first.record().unwrap().ticket, record.ticket);

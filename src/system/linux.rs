@@ -75,7 +75,8 @@ pub fn threads() -> Vec<(i32, String, f64)> {
     fs::read_dir("/proc/self/task").into_iter().flatten().flatten().filter_map(of).collect()
 }
 
-/// Waits at most so many seconds until another thread or process changes a number, which is not this one, and wakes who waits.
+/// Waits at most `seconds` until another thread or process changes the number from this value and
+/// wakes the waiting ones.
 pub fn wait(number: &AtomicU32, seen: u32, seconds: f64) {
     let time = Timespec { tv_sec: seconds as i64, tv_nsec: (1e9 * seconds.fract()) as i64 };
     let _ = futex::wait(number, Flags::empty(), seen, Some(&time));

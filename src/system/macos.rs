@@ -14,7 +14,8 @@ fn bsd_info(pid: i32) -> Option<libc::proc_bsdinfo> {
     // The call also finds zombies.
     const WITH_ZOMBIES: u64 = 1;
     let size = size_of::<libc::proc_bsdinfo>() as c_int;
-    // SAFETY: integers, of which all-zero is a value; the call writes as many bytes as it is told.
+    // SAFETY: all-zero is a valid value of these integers; the call writes no more bytes than it is
+    // told.
     unsafe {
         let mut info = std::mem::zeroed::<libc::proc_bsdinfo>();
         let into = (&raw mut info).cast();
@@ -30,7 +31,7 @@ pub fn info(pid: i32) -> Option<Info> {
         libc::SSTOP => ProcessState::Stopped,
         _ => ProcessState::Runs,
     };
-    // `pbi_name` has room for names of 31 bytes, `pbi_comm` for 15.
+    // `pbi_name` holds names of up to 31 bytes, `pbi_comm` of up to 15.
     let name = info.pbi_name.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
     Some(Info {
         name: String::from_utf8(name).unwrap_or_default(),
@@ -68,7 +69,7 @@ pub fn threads() -> Vec<(i32, String, f64)> {
     Vec::new()
 }
 
-/// Waits at most so many seconds until a number is changed.
+/// Waits at most `seconds` until a number is changed.
 pub fn wait(number: &AtomicU32, seen: u32, seconds: f64) {
     let begin = Instant::now();
     while number.load(Ordering::Acquire) == seen && begin.elapsed().as_secs_f64() < seconds {

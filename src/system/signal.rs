@@ -90,7 +90,8 @@ fn restart_calls_no_more(signal: c_int) {
     }
 }
 
-/// Waits at most so many seconds until the bell has been rung since `seen`, and returns the signals that have come.
+/// Waits at most `seconds` until the bell has been rung since `seen`, and returns the signals that
+/// have arrived.
 pub fn wait(bell: &AtomicU32, seen: &mut u32, seconds: f64) -> Vec<i32> {
     if bell.load(Ordering::Acquire) == *seen {
         os::wait(bell, *seen, seconds.clamp(0.001, 1e6));

@@ -88,7 +88,7 @@ fn needs_processor(call: &Call) -> bool {
         Reduction::User(_) => true,
         Reduction::Builtin(builtin) => is_ours(builtin, buffer.dtype()),
     };
-    // A message may be shorter than the result, the rest of which is then cleared.
+    // A message may be shorter than the result; the rest of the result is then cleared.
     let is_short = call.may_be_short() || call.envelope.source == wildcards().proc_null;
     // One's own block is moved before or after the call; of a reduction, where each rank gets a block.
     let moves = !row.has_reduction || matches!(call.site.op, Op::ReduceScatter | Op::ReduceScatterv);
@@ -118,7 +118,7 @@ mod tests {
         let all = [Part { start: 0, count: 2 }];
         let mut data = [0_f32; 4];
         let (from, to) = data.split_at_mut(2);
-        // SAFETY: an array of so many elements, which outlives the calls.
+        // SAFETY: the array has this number of elements, and outlives the calls.
         let [send, recv] =
             [from, to].map(|part| Some(unsafe { Buffer::new(part.as_mut_ptr().cast(), Dtype::Float32, 2) }));
         for (op, recv, is_staged) in [

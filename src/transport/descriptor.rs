@@ -16,9 +16,9 @@ pub struct Descriptor {
     pub default_on: Option<Platform>,
     /// The value of `MPI4JAX_USE_CUDA_MPI` that chooses it.
     pub use_cuda_mpi: Option<bool>,
-    /// Reads its own settings, and gives what `transport_info` adds of them to the reason for the choice. Called once, also
-    /// where another transport is chosen: a wrong setting is an error there too. `is_auto` is whether the user leaves the choice
-    /// to us.
+    /// Reads the transport's own settings, and returns what `transport_info` adds of them to the
+    /// reason for the choice. Called once, even if another transport is chosen, so that an invalid
+    /// setting is always reported. `is_auto` is true if the user leaves the choice to mpi4jax.
     pub settings: fn(is_auto: bool) -> Result<Option<String>, Cause>,
     /// Whether it could start on this rank, or why not. Communicates nothing, and starts nothing.
     pub probe: fn(Platform) -> Result<(), String>,
@@ -29,9 +29,10 @@ pub struct Descriptor {
     /// Whether `auto` may choose it for arrays on GPUs, as far as this rank can say. Collective over `MPI_COMM_WORLD`. None:
     /// `auto` never does.
     pub suits: Option<fn() -> Result<bool, Cause>>,
-    /// Whether its operations meet those of other ranks that go through MPI. If not, all ranks have to choose it.
+    /// Whether its operations match the operations of other ranks that go through MPI. If not, all
+    /// ranks have to choose it.
     pub meets_mpi: bool,
-    /// Why its messages do not meet those of the program's own that go through MPI, if they do not.
+    /// Why its messages do not match the program's own messages that go through MPI, if so.
     pub messages_apart: fn() -> Option<&'static str>,
     /// Whether XLA packs ghost cells for it also on the CPU, because the processor does not reach the blocks.
     pub takes_packed: bool,

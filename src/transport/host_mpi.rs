@@ -38,7 +38,7 @@ impl Transport for HostMpi {
     #[inline]
     fn read_numbers(&self, numbers: &Buffer, into: &mut [i32], _: Stream) -> Result<(), Cause> {
         let bytes = size_of_val(into).min(numbers.bytes());
-        // SAFETY: the buffer has so many bytes, in the memory of the host.
+        // SAFETY: the buffer has this number of bytes, in host memory.
         unsafe { numbers.data().copy_to_nonoverlapping(into.as_mut_ptr().cast(), bytes) };
         Ok(())
     }

@@ -27,7 +27,7 @@ pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
     if let Some(received) = call.received {
         let length = i32::try_from(message.count).unwrap_or(i32::MAX);
         let numbers = [message.source, message.tag, length];
-        // SAFETY: a result of so many int32, checked by the frame's decoder.
+        // SAFETY: the frame's decoder has checked that the result has this number of int32.
         unsafe { received.data().cast::<[i32; Site::ENVELOPE_LEN]>().write_unaligned(numbers) };
     }
     match &call.recv {

@@ -103,8 +103,8 @@ pub trait Transport {
         unsafe { requests::post(call) }
     }
 
-    /// Reads an operand of numbers of 32 bits, once the stream has written it: as many as there is room for, or fewer if it
-    /// has fewer.
+    /// Reads an operand of numbers of 32 bits, once the stream has written it, and returns how many
+    /// were read: no more than fit into the result.
     fn read_numbers(&self, numbers: &Buffer, into: &mut [i32], stream: Stream) -> Result<(), Cause> {
         staged_mpi::read(&self.base().pool, numbers, into, stream)
     }

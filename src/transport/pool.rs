@@ -64,7 +64,7 @@ impl Pool {
         lock(&self.state)
     }
 
-    /// A buffer of at least so many bytes: the smallest that is large enough, or a new one.
+    /// A buffer of at least `bytes` bytes: the smallest that is large enough, or a new one.
     pub fn lease(&self, bytes: usize) -> Result<Lease<'_>, Cause> {
         let found = {
             let free = &mut self.state().free;

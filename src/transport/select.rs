@@ -66,7 +66,8 @@ impl Setting {
         Self::parse(variable(TRANSPORT).as_deref(), variable(use_gpu_mpi()).as_deref())
     }
 
-    /// What of it must be the same on all ranks: nothing, where operations meet those of all ranks that go through MPI.
+    /// What of the choice must be the same on all ranks: nothing, if its operations match the
+    /// operations of ranks that go through MPI.
     fn shared(&self) -> &'static str {
         if self.is_auto { AUTO } else { self.named.filter(|it| !it.meets_mpi).map_or("", |it| it.name) }
     }
@@ -116,8 +117,9 @@ impl Setting {
                 Some(best) => (best, format!("{text}: the best that can start on all ranks")),
                 None => (default, format!("{text}: the default, as nothing better can start on all ranks")),
             },
-            // A transport for GPUs says nothing about arrays in host memory. The other way round is an error
-            // when it is started: nothing takes arrays on GPUs unasked.
+            // A setting of a transport for GPUs does not concern arrays in host memory. The
+            // converse fails when an operation runs: arrays on GPUs need a transport that was
+            // chosen for them.
             Some(named) if platform == Platform::Cpu && (self.gpu_only || !(named.takes)(platform)) => {
                 (default, format!("{text} is about arrays on GPUs"))
             }
@@ -289,7 +291,7 @@ pub fn overview() -> Result<Overview, Error> {
     ))
 }
 
-/// Why messages of arrays on a platform do not meet those of MPI, if they do not.
+/// Why messages of arrays on a platform do not match messages that go through MPI, if so.
 pub fn messages_apart(platform: Platform) -> Option<&'static str> {
     (slot(platform).ok()?.chosen.messages_apart)()
 }

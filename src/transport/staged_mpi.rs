@@ -40,8 +40,8 @@ pub struct Staged<T> {
 pub type StagedMpi = Staged<HostMpi>;
 
 impl<T: Transport> Staged<T> {
-    /// `name` is that of the transport that the user has chosen, of which this may be a part. The device may be the host, for
-    /// tests.
+    /// `name` is the name of the transport that the user has chosen; this may be a part of it. The
+    /// device may be the host, for tests.
     pub fn new(name: &'static str, on_host: T, device: Device) -> Self {
         Self { base: Base::new(name, device), on_host }
     }
@@ -100,7 +100,7 @@ fn execute(
     };
     let run = || {
         copy(call.send, send)?;
-        // A rank has come to a barrier when its stream has.
+        // A barrier must not start before the stream has reached it.
         if call.send.is_some() || call.recv.is_none() {
             device.synchronize(stream)?;
         }
@@ -120,7 +120,7 @@ fn execute(
     result
 }
 
-/// Reads an array of numbers of 32 bits. It has as many as there is room for, or is read in part.
+/// Reads an array of 32-bit numbers: all of them, or the first ones that fit into the result.
 pub fn read(pool: &Pool, numbers: &Buffer, into: &mut [i32], stream: Stream) -> Result<(), Cause> {
     let bytes = size_of_val(into).min(numbers.bytes());
     let lease = pool.lease(bytes)?;

@@ -1,10 +1,12 @@
-//! Comparison of what the ranks call, before they run it: every collective of every communicator with those of two neighbors on the
-//! host, by its number. [`exact`](super::exact) compares all ranks.
+//! Comparison of what the ranks call, before they run it: every collective of every communicator
+//! with the collectives of two neighbors on the host, by its number. [`exact`](super::exact)
+//! compares all ranks.
 //!
 //! A rank notes what it is about to do, and only then looks at its neighbors: of two ranks that differ, one at least sees it, and
-//! holds its operation. On the default communicator, which this package alone uses, that ends the job. On another one, a rank may
-//! take part through mpi4py, which shifts its numbers: there a difference is certain if all members stay in collectives that
-//! differ. Otherwise there is a line, and the job goes on.
+//! holds its operation. On the default communicator, which this package alone uses, that aborts the
+//! job. On another one, a rank may take part through mpi4py, which shifts its numbers: there a
+//! difference is certain if all members stay in collectives that differ. Otherwise there is a line,
+//! and the job goes on.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
@@ -28,7 +30,7 @@ use crate::system::signal;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CheckLevel {
     Off,
-    /// Collectives are compared with those of two neighbors on the host.
+    /// Collectives are compared with the collectives of two neighbors on the host.
     #[default]
     Neighbors,
     /// Collectives of all ranks are compared before they run.
@@ -47,7 +49,8 @@ static CHECK: OnceLock<CheckLevel> = OnceLock::new();
 /// The program has asked for the default communicator, and may use it through mpi4py.
 static SHARED: AtomicBool = AtomicBool::new(false);
 
-/// Sets, once for this process, what is compared. 0: nothing; 1: the collectives of all ranks; else those of neighbors.
+/// Sets, once for this process, what is compared. 0: nothing; 1: the collectives of all ranks; else
+/// the collectives of neighbors.
 #[cfg_attr(feature = "python", pyo3::pyfunction)]
 pub fn set_check(level: u8) {
     let _ = CHECK.set(match level {
@@ -176,8 +179,9 @@ pub fn before(call: &Call, running: &Running) -> Result<(), Error> {
     if own.unchecked.load(Ordering::Relaxed) == 0 { Ok(()) } else { check_past(call, running) }
 }
 
-/// Compares all collectives up to now with those of the neighbors with which some could not be compared one by one, because one rank was
-/// far ahead. That is possible when both ranks are at the same collective, or this rank is one ahead.
+/// Compares all collectives up to now with the neighbors for which some could not be compared one
+/// by one, because one rank was far ahead. That is possible when both ranks are at the same
+/// collective, or this rank is one ahead.
 #[cold]
 fn check_past(call: &Call, running: &Running) -> Result<(), Error> {
     let (comm, number) = (&*call.site.comm, running.sequence());
@@ -199,7 +203,7 @@ fn check_past(call: &Call, running: &Running) -> Result<(), Error> {
     Ok(())
 }
 
-/// A collective that was not compared when it ran differs from that of another rank.
+/// A collective that was not compared when it ran differs from another rank's collective.
 #[cold]
 fn past_differs(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> Result<(), Error> {
     let comm = &*call.site.comm;
@@ -244,7 +248,8 @@ pub fn after(call: &Call, running: &Running) -> Result<(), Error> {
     }
 }
 
-/// Compares a collective with that of another rank. Returns false if the other rank is so far ahead that this was not possible.
+/// Compares a collective with another rank's collective. Returns false if the other rank is so far
+/// ahead that this was not possible.
 #[inline]
 fn check_print(
     call: &Call,
@@ -271,7 +276,8 @@ fn check_print(
     Ok(true)
 }
 
-/// The operation differs from that of another rank: holds it until that is certain, or turns out to be something else.
+/// The operation differs from another rank's operation: holds it until the difference is certain,
+/// or turns out to be something else.
 #[cold]
 fn hold(call: &Call, running: &Running, (rank, cell): (i32, &Cell), is_alike: bool) -> Result<(), Error> {
     let (comm, number, start) = (&*call.site.comm, running.sequence(), Instant::now());
@@ -403,7 +409,7 @@ fn different(call: &Call, running: &Running, rank: i32) -> Result<(), Error> {
     Err(call.site.error(Cause::Mismatch { report: end_with(&texts(call, running, rank)) }))
 }
 
-/// Aborts the job because these operations differ. Returns the report if nothing has ended the job.
+/// Aborts the job because these operations differ. Returns the report if the job was not aborted.
 fn end_with(texts: &[(i32, String)]) -> String {
     let report = format!("the operations of the ranks do not match {OFF}{}", listed(texts));
     end_different(&report, &texts.iter().map(|(rank, _)| *rank).collect::<Vec<_>>());
@@ -419,7 +425,8 @@ fn end_or_doubt(texts: &[(i32, String)], is_default: bool) {
     }
 }
 
-/// Aborts the job for a difference between these ranks, unless another rank does. Returns if nothing has ended the job.
+/// Aborts the job for a difference between these ranks, unless another rank does. Returns if the
+/// job was not aborted.
 pub fn end_different(report: &str, ranks: &[i32]) {
     if board().is_first_to(Once::Differs) {
         let exceptions = watchdog::exceptions(ranks);

@@ -49,7 +49,7 @@ pub enum Action {
     Line(Key),
     /// Prints that the job looks stuck, and in how many seconds it is aborted (infinity: never).
     Stuck(Key, Why, f64),
-    /// Reports a wait that can never complete, and ends the job.
+    /// Reports a wait that can never complete, and aborts the job.
     End(Key, Why),
 }
 

@@ -1,7 +1,8 @@
-//! How a job is ended, or this rank: where an operation hangs, by a signal, with the launcher, by a library.
+//! How a job, or this rank, is aborted: because an operation hangs, by a signal, with the launcher,
+//! or by a library.
 //!
-//! Launchers end a job with `SIGTERM`; Python cannot handle `SIGINT` while the rank waits in an operation. A message says where
-//! the ranks were.
+//! Launchers stop a job with `SIGTERM`; Python cannot handle `SIGINT` while the rank waits in an
+//! operation. A message says where the ranks were.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -40,7 +41,8 @@ fn let_launcher_read() {
     std::thread::sleep(Duration::from_millis(200));
 }
 
-/// Ends the job with this status unless the process has ended by itself after so many seconds.
+/// Aborts the job with this status, unless the process has exited by itself after this number of
+/// seconds.
 #[cfg_attr(feature = "python", pyo3::pyfunction)]
 pub fn abort_after(seconds: f64, code: i32) {
     ending();
@@ -63,7 +65,7 @@ fn end_job_after(seconds: f64, code: i32) {
     });
 }
 
-/// Whatever happens from now on, this process ends, and its job with it: launchers end a job of which a process dies.
+/// Whatever happens from now on, this process exits, and the launcher therefore stops its job.
 pub fn arm(code: i32) {
     static ARMED: AtomicBool = AtomicBool::new(false);
     if !ARMED.swap(true, Ordering::Relaxed) {

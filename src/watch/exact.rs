@@ -73,7 +73,7 @@ fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
 #[cold]
 pub fn mismatch(comm: &Comm, lines: &[(i32, String)]) -> Cause {
     if comm.rank != 0 {
-        // Rank 0 reports for all, and ends the job.
+        // Rank 0 reports for all ranks, and aborts the job.
         std::thread::sleep(Duration::from_secs(2));
     }
     Cause::Mismatch { report: disagreement(lines, &comm.world) }

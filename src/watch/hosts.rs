@@ -18,7 +18,7 @@ pub enum QuestionKind {
     Status,
     /// For a report, with Python's places.
     Report,
-    /// For a report that ends the job.
+    /// For a report that aborts the job.
     End,
 }
 

@@ -29,7 +29,8 @@ pub fn begin(call: &Call, running: &Running) -> Result<(), Error> {
     match level {
         CheckLevel::Off => Ok(()),
         CheckLevel::Neighbors => compare::before(call, running),
-        // What is started is asked about by `ask`, and judged in the wait.
+        // For a nonblocking operation, `ask` sends the comparison at initiation, and the wait
+        // evaluates it.
         CheckLevel::Operations if call.site.phase == Phase::Start => Ok(()),
         CheckLevel::Operations => exact::compare_all(call, running),
     }

@@ -31,7 +31,7 @@ pub struct Settings {
     pub report_after: f64,
     /// Seconds until a job that is stuck is ended; infinity: never.
     pub deadlock_after: f64,
-    /// Whether a hung operation ends the job.
+    /// Whether a hung operation aborts the job.
     pub abort: bool,
     /// Whether the program has no use of its own for `SIGUSR1`.
     pub takes_signal: bool,
@@ -115,7 +115,7 @@ fn say_builds(groups: &[(String, Ranks)]) {
     }
 }
 
-/// Compares the settings of all ranks, of which there are so many. Collective over `MPI_COMM_WORLD`.
+/// Compares the settings of all ranks. Collective over `MPI_COMM_WORLD`.
 pub fn compare_all(settings: &Settings) -> Result<(), Cause> {
     let ours = (&settings.shared, &settings.build);
     let all = Group::World.all_bytes(&serde_json::to_vec(&ours).unwrap_or_default())?;

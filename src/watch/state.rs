@@ -116,7 +116,7 @@ pub struct RankStatus {
     /// been forgotten, at most.
     pub counts: Vec<(CommId, u64)>,
     pub forgotten: u64,
-    /// Its last collectives, which are compared with those of other hosts.
+    /// Its last collectives, which are compared with the collectives of other hosts.
     pub noted: Vec<Noted>,
     pub messages: Vec<Messages>,
     /// The tags with which it has sent lately.

@@ -64,7 +64,7 @@ struct Missing {
 
 pub struct Verdict<'a> {
     world: &'a World,
-    /// Ranks that have not ended, and those of them that send.
+    /// Ranks that have not exited, and the sending ones among them.
     alive: Vec<i32>,
     senders: Vec<i32>,
     /// For each collective and call. Computed once for all that wait in it.
@@ -291,7 +291,8 @@ impl<'a> Verdict<'a> {
         Some(((rank, wait.id), over.map_or(Why::Stuck(missing), |rank| Why::Finished(Some(rank)))))
     }
 
-    /// A cycle of ranks, each of which waits for the next one, the last one for the first; or a way that ends.
+    /// A cycle of ranks in which each waits for the next one, and the last for the first; or a
+    /// chain that is not closed.
     pub fn cycle(&self, rank: i32) -> Vec<i32> {
         let mut path = vec![rank];
         loop {

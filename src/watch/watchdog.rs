@@ -224,7 +224,8 @@ impl Observer {
         }
     }
 
-    /// Compares what the ranks of this host and those of others have called, as far as the others have answered.
+    /// Compares the collectives of this host's ranks with the collectives of other hosts that have
+    /// answered.
     fn compare_hosts(&self) {
         if check_level() != CheckLevel::Neighbors || self.far.is_empty() || settings::builds_differ() {
             return;

@@ -115,7 +115,7 @@ pub struct CallFrame {
     pub args: Buffers,
     pub rets: Buffers,
     pub attrs: Attrs,
-    /// For asynchronous handlers; those of this package are synchronous.
+    /// For asynchronous handlers; the handlers of this package are synchronous.
     pub future: *mut c_void,
 }
 

@@ -1,4 +1,4 @@
-//! Conversion of errors from and to those of XLA.
+//! Conversion between errors of this package and errors of XLA.
 
 use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};

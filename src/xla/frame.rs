@@ -55,7 +55,8 @@ unsafe fn without_tokens(buffers: &c_api::Buffers) -> &[*const c_api::Buffer] {
 #[inline(always)]
 unsafe fn placed(buffer: &c_api::Buffer, dtype: Dtype, count: usize) -> Buffer {
     // XLA may put an empty array at the address of another one. Where two addresses are equal, MPI takes the operation for one
-    // that is in place. So an empty array gets an address that no array has: that of its description.
+    // that is in place. So an empty array gets the address of its own description, which no array
+    // has.
     let data = if count == 0 { (&raw const *buffer).cast_mut().cast() } else { buffer.data.cast() };
     // SAFETY: promised by the caller.
     unsafe { Buffer::new(data, dtype, count) }

@@ -133,7 +133,8 @@ impl Instantiated {
     }
 }
 
-/// The platform of a target. Handlers are generic over it, so that those of the CPU do nothing for GPUs at run time.
+/// The platform of a target. Handlers are generic over it, so that the handlers of the CPU do
+/// nothing for GPUs at run time.
 pub(super) const fn platform<const GPU: bool>() -> Platform {
     if GPU { Platform::Gpu } else { Platform::Cpu }
 }

@@ -20,7 +20,8 @@ fn known() -> MutexGuard<'static, BTreeMap<usize, usize>> {
 /// Programs may write a status to this address.
 ///
 /// # Safety
-/// It is that of an `MPI_Status`, which lives until [`remove`] is called as often, and as long as a program that names it.
+/// The address points to an `MPI_Status`, which lives until [`remove`] was called equally often,
+/// and as long as a program that names it.
 pub unsafe fn add(address: usize) {
     *known().entry(address).or_default() += 1;
 }

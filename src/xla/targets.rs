@@ -17,7 +17,7 @@ pub struct Target {
 /// For results whose shapes are not known when a program is exported: see `Lowering.call` in Python.
 const AFTER: &str = "mpi4jax_after";
 
-/// Every target: those of the CPU, and those of GPUs, which the tests' driver lets the CPU have instead.
+/// Every target: the CPU's, and the GPUs', which run on the CPU with the tests' driver.
 pub fn targets() -> Vec<Target> {
     if device::is_on_cpu() {
         of_platform::<true>("cpu")

@@ -15,7 +15,7 @@ FAULTS = {
             f"comm.Barrier(); {wrong}",
             (
                 words,
-                r"functions of a plain `import mpi4jax` return \(result, token\); those of `im",
+                r"functions of a plain `import mpi4jax` return \(result, token\); with `im",
             ),
             status=1,
         )

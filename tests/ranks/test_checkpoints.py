@@ -318,7 +318,7 @@ def test_errors(folder):
         save({"name": "run"})
     assert not [*folder.iterdir()]
     save({"a": x, "n": 1})
-    with raises(ValueError, r"argument 'like' has the arrays \[.*\]; expected those of .*\['a'\]"):
+    with raises(ValueError, r"'like' has the arrays \[.*\]; expected the arrays of .*\['a'\]"):
         load({"a": x})
     with raises(ValueError, r"array \['a'\] is float32\[3, 2\]; expected float32\[2, 3\], as in"):
         load({"a": x.T, "n": 1})

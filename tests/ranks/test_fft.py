@@ -278,7 +278,7 @@ WRONG = [
     (
         lambda: redistribute(np.ones(3), Layout((3,)), Layout((4,))),
         ValueError,
-        r"have shapes \(3,\) and \(4,\); expected those of one array",
+        r"have shapes \(3,\) and \(4,\); expected two layouts of one array",
     ),
     (
         lambda: redistribute(np.ones(99), Layout((3,)), Layout((3,))),

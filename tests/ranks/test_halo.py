@@ -501,7 +501,7 @@ WRONG = [
     ),
     ({"border": ["edge"]}, ValueError, "or a list of 2 of these or of pairs"),
     ({"border": [{}, None]}, TypeError, "argument 'border' must be None"),
-    ({"border": np.ones(2)}, ValueError, r"an array of shape \(2,\); expected that of .x."),
+    ({"border": np.ones(2)}, ValueError, r"an array of shape \(2,\); expected the shape of .x."),
 ]
 
 

@@ -171,10 +171,10 @@ def larger_by(n):
          r"expected .*with its ghost cells; block.with_ghosts\(x\) adds"),
         (lambda: notoken.halo_add(jnp.ones((1, 1)), BLOCK), r"has shape \(1, 1\); expected"),
         (lambda: notoken.halo_exchange({"a": jnp.ones(BLOCK.padded_shape)}, BLOCK, border={"b": 0}),
-         r"'border' has the fields \['b'\]; expected those of 'x', \['a'\]"),
+         r"'border' has the fields \['b'\]; expected the fields of 'x', \['a'\]"),
         (lambda: dirichlet(1.0, at="corner"), r"'at' must be one of \('face', 'node'\)"),
         (lambda: grids.Block((9, 9), BLOCK.comm, cuts=[None, [8]]), "add up to 9|length of each"),
-        (lambda: mpi4jax.Layout((3,), {0: [1, 1]}), "lengths that add up to 3, that of axis 0"),
+        (lambda: mpi4jax.Layout((3,), {0: [1, 1]}), "lengths that add up to 3, the length of axis"),
         (lambda: mpi4jax.Layout((3,), {0: [4, -1]}), "numbers of blocks, at least 1, or lengths"),
         (lambda: mpi4jax.redistribute(jnp.ones(3), mpi4jax.Layout((3,)), BLOCK), "have shapes"),
         # One row more than the block: without the ghost cells that it does not have, one less.

@@ -1,11 +1,15 @@
-"""One term for one thing: pages, docstrings and messages use the terms of MPI, JAX and NumPy.
+"""One term for one thing: pages, docstrings, comments and messages use the terms of MPI, JAX and
+NumPy.
 
 `TERMS` lists words that readers of those packages would have to learn anew, with the term to use
 instead. A word that is right in a place is listed in `ALLOWED`, with that place.
 """
 
 import ast
+import functools
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -34,6 +38,18 @@ TERMS = {
     "what goes for it": (r"\bwhat goes for\b", "say it plainly"),
     "16-bit sums": (r"\b16-bit sums\b", "half-precision reductions"),
     "message of an allreduce": (r"\bmessages? for scalar\b", "global reduction"),
+    "that of": (
+        r"\b([Tt]hat|[Tt]hose) of\b",
+        "the noun",
+    ),
+    "as of": (r"\b[Aa]s of\b(?! (today|now|version))", "as for, like"),
+    "of which": (
+        (
+            r"(?<!\bone )(?<!\ball )(?<!\bsome )(?<!\beach )(?<!\bmost )(?<!\bhalf )(?<!\bboth )"
+            r"(?<!\bnone )(?<!\bseveral )\bof which \w"
+        ),
+        "a relative clause, or a second sentence",
+    ),
     "pvary by JAX": (r"JAX inserts `+pvary", '`jax.lax.pcast(..., to="varying")`'),
     "spelling": (
         (
@@ -52,8 +68,15 @@ ALLOWED: dict[str, set[str]] = {
     "docs/recipes.md": {"job is ended"},
     "docs/grids.md": {"spelling"},  # an attribute
     "docs/architecture.md": {"spelling"},  # a file
-    "src/watch/DECISIONS.md": set(TERMS),
     "docs/reference-jobs.md": set(TERMS),
+    "docs/reference-sharding.md": {"that of", "as of"},
+    **{
+        f"python/mpi4jax/{name}.py": {"that of", "as of", "of which"}
+        for name in (
+            *("_spmd/collectives", "_spmd/mesh", "_spmd/shard_map"),
+            *("_jax/rewriting", "_jax/rules", "_jax/named_axes"),
+        )
+    },
     "tests/unit/test_words.py": set(TERMS),
 }
 
@@ -65,9 +88,35 @@ def pages():
             yield from (ROOT / folder).rglob(name)
 
 
-def prose(file):
-    """What a reader reads as text: a page without code, docstrings and strings of a program."""
+# Code in a sentence.
+QUOTED = re.compile(r"``[^`]*``|`[^`\n]*`|:\w+:`[^`]*`|^ *(>>>|\.\.\.).*$", re.M)
+
+
+def comments(file):
+    """Each comment: consecutive lines of it together, without the marks."""
     text = file.read_text()
+    if file.suffix == ".py":
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        found = [(t.start, t.string.lstrip("#: ")) for t in tokens if t.type == tokenize.COMMENT]
+    else:  # Rust, in which a string with "//" and a space before it does not occur
+        found = [
+            ((number, match.start()), match[1])
+            for number, line in enumerate(text.splitlines(), 1)
+            if (match := re.search(r"(?:^|(?<=\s))//[/!]?(?:\s+(.*))?$", line))
+        ]
+    together = []
+    for (line, column), words in found:
+        if together and together[-1][0] == (line - 1, column):
+            together[-1] = (line, column), f"{together[-1][1]}\n{words or ''}"
+        else:
+            together.append(((line, column), words or ""))
+    yield from (QUOTED.sub("``", words) for _, words in together)
+
+
+def raw_prose(file):
+    text = file.read_text()
+    if file.suffix in (".py", ".rs"):
+        yield from comments(file)
     if file.suffix == ".md":
         fence = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.S | re.M)
         text = fence.sub(lambda m: m[2] if m[1] == "text" else "", text)
@@ -75,19 +124,31 @@ def prose(file):
     elif file.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-                yield re.sub(
-                    r"``[^`]*``|`[^`\n]*`|:\w+:`[^`]*`|^ *(>>>|\.\.\.).*$",
-                    "``",
-                    node.value,
-                    flags=re.M,
-                )
+                yield QUOTED.sub("``", node.value)
     else:
         for line in text.splitlines():
             if not line.lstrip().startswith("//"):
                 yield from (m for m in re.findall(r'"((?:[^"\\]|\\.)*)"', line) if " " in m)
 
 
+@functools.cache
+def prose(file):
+    """What a reader reads as text, with single spaces: a page without code; comments, docstrings
+    and strings of a program."""
+    return [" ".join(words.split()) for words in raw_prose(file)]
+
+
 SOURCES = [*(ROOT / "python").rglob("*.py"), *(ROOT / "src").rglob("*.rs")]
+
+
+def test_comments_are_read(tmp_path):
+    """Lines of one comment are one sentence; marks, code and strings are no words of it."""
+    file = tmp_path / "a.py"
+    file.write_text("x = '# no'  # beside it\n# one\n# sentence of `code`\n")
+    assert [*comments(file)] == ["beside it", "one\nsentence of ``"]
+    file = tmp_path / "a.rs"
+    file.write_text('let x = "http://no"; // beside it\n//! one\n//! sentence\n\n/// and\n')
+    assert [*comments(file)] == ["beside it", "one\nsentence", "and"]
 
 
 @pytest.mark.parametrize("term", TERMS)

@@ -32,8 +32,9 @@ def compare_cotangents(op: Operation, cotangents: Sequence[Any], token: list[Any
     parts = [part for x in xs for part in ([x.real, x.imag] if jnp.iscomplexobj(x) else [x])]
     values = jnp.concatenate([v.ravel().astype(jnp.float32) for v in parts])
     values = jnp.nan_to_num(values)
-    # The adjoint of allgather takes this rank's block alone, that of bcast the root's cotangent. If
-    # no other rank uses them, they are right as they are.
+    # The adjoint of `allgather` uses this rank's block only, and the adjoint of `bcast` uses the
+    # root's cotangent only. If no other rank uses the results, these cotangents are correct without
+    # a sum.
     matters = jnp.stack([jnp.any(_not_taken(op, x) != 0) for x in xs])
     matters = jnp.any(matters).astype(jnp.float32)
     sent = jnp.concatenate([values, -values, matters[None]])

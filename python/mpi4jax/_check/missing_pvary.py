@@ -22,7 +22,8 @@ _NONE: Sources = frozenset()
 
 
 def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
-    """Warn about allreduces whose cotangents come from those of later collectives without a sum.
+    """Warn about allreduces whose cotangents come from the cotangents of later collectives without
+    a sum.
 
     An example is ``allreduce(sin(allreduce(x)))``: each rank has its share, and the cotangent
     should be the sum of all shares. Were it right, the cotangent of each rank would be the sum of
@@ -40,8 +41,8 @@ def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
 
 
 def _is_of_backward_pass(op: Operation, eqn: Any) -> bool:
-    """Whether an adjoint is of a transposed operation, and not that of a `pvary`, for example: it
-    has a token, and not the one that is threaded through a function to differentiate it."""
+    """Whether an adjoint belongs to a transposed operation, and not to a `pvary`, for example. Such
+    an adjoint has a token other than the one that is threaded to differentiate a function."""
     how = eqn.params["how"]
     return bool(split(op, how, eqn.invars)[2]) and not how.threaded
 

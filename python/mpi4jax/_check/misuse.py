@@ -15,8 +15,8 @@ def check_misuse(closed: ClosedJaxpr) -> None:
     """Warn of results of ops that nothing uses; refuse requests that nothing waits for and nothing
     returns, or that are waited for twice.
 
-    These are the operations that the program calls, not those of a derivative, which discards
-    results of its own.
+    These are the operations that the program calls, not the operations of a derivative, which
+    discards results of its own.
 
     Raises:
         ValueError: if there is such a request. The error names the line.

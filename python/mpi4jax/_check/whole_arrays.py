@@ -82,7 +82,8 @@ def taken() -> Iterator[None]:
 
 
 def note(x: Any, block: Block) -> None:
-    """Compare an array, or that of an argument of a compiled function when it is first called."""
+    """Compare an array; for an argument of a compiled function, when the function is first
+    called."""
     if _state.is_off:
         return
     x = traces.origin(x)
@@ -148,7 +149,8 @@ def look(called: Sequence[Block] = ()) -> None:
 
 
 def _digest(x: Any) -> bytes | None:
-    """Return a hash of some elements; None of an array whose elements are equal, as of zeros."""
+    """Return a hash of some elements, or None for an array whose elements are equal, such as
+    zeros."""
     if not hasattr(x, "shape") or not jnp.issubdtype(x.dtype, np.number) or x.size < 2:
         return None
     at = np.unravel_index(np.linspace(0, x.size - 1, min(x.size, _SAMPLE), dtype=int), x.shape)

@@ -60,8 +60,8 @@ def check_exportable(op: Operation) -> None:
 def forms_of(op: Operation, how: How, avals: list[Any]) -> dict[str, str] | None:
     """Return what ranks compare about operands besides their bytes: `Forms` in `src/ops/forms.rs`.
 
-    That of a collective is the shape of an array, too. The two ends of a message may have other
-    shapes, and blocks of a grid do.
+    For a collective this includes the shape of an array. The two ends of a message may have
+    different shapes, and so may the blocks of a grid.
     """
     sent, received = how.tree
     if not sent and avals and not isinstance(op, Message | OfBlocks):

@@ -177,7 +177,7 @@ class Lowering:
             return operand[0]
         if plan.result is Result.SUM:
             return self.local(jnp.add, out, (received, out), operand)
-        # That of a receive is the template if there is no sender: MPI leaves the buffer as it is.
+        # A receive without a sender returns the template, because MPI leaves the buffer unchanged.
         assert isinstance(self.op, Receiving)
         if self.op.source == MPI.PROC_NULL:
             return operand[0]

@@ -70,11 +70,11 @@ def converted(reduction: str, dtype: Any, ranks: int) -> Converted | None:
 
 
 def _by_keys(reduction: str, dtype: Any) -> Converted | None:
-    """MAX and MIN of floats as those of integers of the same order.
+    """Compute MAX and MIN of floats as MAX and MIN of integers of the same order.
 
     The bits of a float, as an integer, are in the order of floats where the sign is clear, and in
     the reverse order where it is set. NaN is above (MAX) or below (MIN) all others, so the result
-    is NaN if an operand is, as that of :func:`jax.lax.max`.
+    is NaN if an operand is, as with :func:`jax.lax.max`.
     """
     if dtype.itemsize not in _INTEGERS or (dtype.itemsize == 8 and not jax.config.jax_enable_x64):
         return None

@@ -3,9 +3,9 @@
 Whether JAX differentiates an equation depends on whether its operands are perturbed on this
 rank; whether its transpose waits for a message depends on the other ranks. While a function
 is differentiated, one token, a float32 scalar that is always perturbed, is threaded through every
-op in program order: through those of the function itself, and through the jaxprs of the jitted
-functions, loops, branches and rematerialized functions that it calls. Then every op has a
-perturbed operand on every rank, no op of a loop is loop-invariant, and no op is without outputs.
+op in program order: through the ops of the function itself, and through the jaxprs of the jitted
+functions, loops, branches and rematerialized functions that it calls. Then every op has a perturbed
+operand on every rank, no op of a loop is loop-invariant, and no op is without outputs.
 
 Under `vmap` all messages of all ranks carry the batch. But ops that were given their token here
 have `How.threaded` set: they are batched only if an operand is, and the token is one.
@@ -304,7 +304,7 @@ def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]
     for _, jaxpr in inner_jaxprs(params):
         first = opened(jaxpr).eqns[:1]
         if first and first[0].primitive is entry_p:
-            # The arguments of the equation end with those of the jaxpr.
+            # The last arguments of the equation are the arguments of the jaxpr.
             operands = opened(jaxpr).invars
             position = next((i for i, v in enumerate(operands) if v is first[0].invars[0]), None)
             if position is not None:

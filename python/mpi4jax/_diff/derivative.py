@@ -108,8 +108,8 @@ def linear_only(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]
 def adjoint_of(op: Operation, how: How) -> tuple[Operation, How]:
     """Return the operation that is the transpose of one, and how it is called.
 
-    That of a message is one with its ends exchanged: what was sent is received from where it went,
-    and what was received is sent to where it came from.
+    The transpose of a message has its ends exchanged: what was sent is received from its
+    destination, and what was received is sent to its source.
     """
     if not isinstance(op, Message):
         return op.transposed(), how._replace(threaded=False, derived=False, env_out=False)

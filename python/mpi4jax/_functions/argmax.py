@@ -21,25 +21,26 @@ def argmax(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[ja
     index is an integer of its own. Elements of an array are reduced one by one.
 
     Args:
-        x: array of shape ``S``, equal on all ranks, of booleans, integers or floats: the values.
+        x: array of booleans, integers or floats: the values. Its shape ``S`` must be the same on
+            all ranks.
         index: integer, or array of integers whose shape broadcasts to ``S``: what belongs to each
             value, such as its place in a global array. The same dtype on all ranks.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         tuple: the maximum, of the shape and dtype of ``x``, and its index, of the shape of ``x``
-        and the dtype of ``index``; the same on all ranks. Of equal values, the one with the lowest
-        index; NaN is larger than all other values, as in ``jnp.argmax``.
+        and the dtype of ``index``; the same on all ranks. Among equal values, the lowest index is
+        returned. NaN is larger than all other values, as in ``jnp.argmax``.
 
     Raises:
-        TypeError: if ``x`` is complex, or ``index`` does not hold integers; a wrong type of
-            ``comm``.
+        TypeError: if ``x`` is complex, if ``index`` does not hold integers, or if ``comm`` has the
+            wrong type.
         ValueError: if ``index`` does not broadcast to the shape of ``x``; if a NumPy array of
             64-bit integers does not fit into 32 bits, and ``jax_enable_x64`` is not set.
 
     Derivative:
-        Of the maximum that of ``allreduce(x, MPI.MAX)``: equal values share equally. The index has
-        none.
+        The maximum has the derivative of ``allreduce(x, MPI.MAX)``: ties share the cotangent
+        equally. The index is not differentiable.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -58,11 +59,12 @@ def argmax(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[ja
 def argmin(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[jax.Array, jax.Array]:
     """Find the minimum over all ranks, and its index.
 
-    As :func:`argmax`, of the minimum: of equal values, the one with the lowest index; NaN is
-    smaller than all other values, as in ``jnp.argmin``.
+    Like :func:`argmax`, but for the minimum. Among equal values, the lowest index is returned. NaN
+    is smaller than all other values, as in ``jnp.argmin``.
 
     Args:
-        x: array of shape ``S``, equal on all ranks, of booleans, integers or floats: the values.
+        x: array of booleans, integers or floats: the values. Its shape ``S`` must be the same on
+            all ranks.
         index: integer, or array of integers whose shape broadcasts to ``S``.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
@@ -73,7 +75,8 @@ def argmin(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[ja
         TypeError, ValueError: as :func:`argmax`.
 
     Derivative:
-        Of the minimum that of ``allreduce(x, MPI.MIN)``: equal values share equally.
+        The minimum has the derivative of ``allreduce(x, MPI.MIN)``: ties share the cotangent
+        equally. The index is not differentiable.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -97,8 +100,8 @@ def _extremum(
         index = jnp.broadcast_to(index, x.shape)
     except ValueError as error:
         raise ValueError(
-            f"{name}: argument 'index' must have a shape that broadcasts to that of 'x'; expected "
-            f"{x.shape}, got {index.shape}"
+            f"{name}: argument 'index' must have a shape that broadcasts to the shape of 'x'; "
+            f"expected {x.shape}, got {index.shape}"
         ) from error
     extremum = allreduce(x, op, comm=comm)
     is_extremum = _same(lax.stop_gradient(x), lax.stop_gradient(extremum))

@@ -49,7 +49,7 @@ def assert_equal(x: T, *, comm: MPI.Intracomm | None = None) -> T:
         TypeError: if ``comm`` has a wrong type, or the dtype is not supported.
 
     Derivative:
-        That of the identity. What is compared is the value; nothing compares tangents.
+        The derivative is the identity. Only the primal values are compared, not the tangents.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -69,7 +69,7 @@ def assert_equal(x: T, *, comm: MPI.Intracomm | None = None) -> T:
 def assert_alike(
     op: str, names: Sequence[str], arrays: Sequence[Any], comm: MPI.Intracomm | None
 ) -> None:
-    """Compare arrays as :func:`assert_equal`: an error has their names, after that of ``op``."""
+    """Compare arrays as :func:`assert_equal`: an error names ``op`` and the array."""
     leaves = [_Leaf(name, leaf) for name, leaf in zip(names, arrays, strict=True) if leaf.size]
     compare = functools.partial(_compare_values, op, leaves, comm)
     # Values with other shapes, or in another order, cannot be compared.

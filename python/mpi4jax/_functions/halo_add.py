@@ -29,10 +29,10 @@ def halo_add(
 ) -> T:
     """Add the ghost cells of a block to the cells that they are copies of.
 
-    The transpose of :func:`halo_exchange`, for what ranks compute for cells of others: deposits of
-    particles, and contributions of finite elements. Afterwards, ghost cells are zeros, and each
-    cell has the sum of what all ranks had for it. The messages are those of
-    :func:`halo_exchange`, the other way.
+    The transpose of :func:`halo_exchange`. Use it when a rank computes contributions to cells that
+    other ranks own, as in particle deposition and finite-element assembly. Afterwards, ghost cells
+    are zero, and each cell holds the sum of the contributions of all ranks. The messages are the
+    same as for :func:`halo_exchange`, in the opposite direction.
 
     Args:
         x: block with its ghost cells, of numbers; or a pytree of blocks.

@@ -110,7 +110,7 @@ def neighbor_alltoall(x: T, comm: MPI.Intracomm) -> T:
         ValueError: if ``x`` does not have one block for each destination.
 
     Derivative:
-        That of :func:`alltoallv`, which it is made of: the transpose sends the blocks back.
+        The transpose sends the blocks back (the derivative of :func:`alltoallv`).
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -152,17 +152,16 @@ def neighbor_allgather(x: T, comm: MPI.Intracomm) -> T:
         comm: communicator with a topology: Cartesian, or a (distributed) graph.
 
     Returns:
-        jax.Array, or pytree: array of shape ``(indegree, *S)`` and the dtype of ``x``, those of the
-        sources in the order of the topology (``comm.inoutedges``: on a grid, one step down and up
-        each dimension), and zeros for a missing neighbor (``MPI.PROC_NULL``, beyond the edge of a
-        grid).
+        jax.Array, or pytree: array of shape ``(indegree, *S)`` and the dtype of ``x``: the blocks
+        of the sources in the order of the topology (``comm.inoutedges``: on a grid, one step down
+        and up each dimension), and zeros for a missing neighbor (``MPI.PROC_NULL``, beyond the edge
+        of a grid).
 
     Raises:
         TypeError: if ``comm`` has a wrong type or no topology, or the dtype is not supported.
 
     Derivative:
-        That of :func:`alltoallv`, which it is made of: the transpose adds what the neighbors send
-        back.
+        The transpose adds what the neighbors send back (the derivative of :func:`alltoallv`).
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax

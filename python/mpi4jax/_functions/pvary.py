@@ -63,10 +63,10 @@ def pvary(x: T, *, comm: MPI.Intracomm | None = None) -> T:
 def ipvary(x: T, *, comm: MPI.Intracomm | None = None) -> Request[T]:
     """Mark a value as :func:`pvary` does, and initiate the allreduce in the backward pass.
 
-    The forward pass sends nothing. In the backward pass, the transpose of ``wait`` starts an
-    :func:`iallreduce` of the cotangents, and that of ``ipvary`` waits for it. If each layer begins
-    with the ``wait`` for its parameters, a layer's gradients travel while those of the layers
-    before it are computed.
+    The forward pass sends nothing. In the backward pass, the transpose of ``wait`` initiates an
+    :func:`iallreduce` of the cotangents, and the transpose of ``ipvary`` waits for it. If each
+    layer begins with the ``wait`` for its parameters, the gradients of a layer are summed while the
+    gradients of the layers before it are computed.
 
     Args:
         x: array, equal on all ranks, of any shape and of a floating-point or complex dtype; or a

@@ -16,9 +16,9 @@ class Received(NamedTuple):
     """Source, tag and length of a received message: int32 scalars, traced or not.
 
     Attributes:
-        source: the rank that it came from; ``MPI.PROC_NULL`` if there was no sender.
-        tag: its tag.
-        elements: how many it had.
+        source: rank of the sender; ``MPI.PROC_NULL`` if there was no sender.
+        tag: tag of the message.
+        elements: number of elements in the message.
     """
 
     source: jax.Array
@@ -41,24 +41,26 @@ def recv_with_status(
 ) -> tuple[T, Received]:
     """Receive an array, with its source, tag and length (MPI_Recv; MPI-4.1, section 3.2).
 
-    For programs in which ranks react to messages from any source and with any tag, in a
+    Use it in programs whose ranks react to messages from any source and with any tag, in a
     ``while_loop``.
 
     Args:
-        x: template, with the shape and dtype of what is received at most; or a pytree of templates
-            of one dtype, which are one message.
-        source, tag, comm: as of :func:`recv`; they may be traced, too.
+        x: template with the dtype and the maximum shape of the message; or a pytree of templates of
+            one dtype, which are received as one message.
+        source, tag, comm: as for :func:`recv`; they may be traced.
 
     Returns:
-        The received array, or pytree, in which zeros follow a message that is shorter than the
-        template; and a :class:`Received`, under ``vmap`` that of the message with the whole batch.
+        The received array or pytree, and a :class:`Received`. If the message is shorter than the
+        template, the remaining elements are zero. Under ``vmap``, the :class:`Received` describes
+        the message with the whole batch.
 
     Raises:
         TypeError: as for :func:`recv`, or if the template has several dtypes.
         ValueError: if ``source`` or ``tag`` is out of range.
 
     Derivative:
-        As of :func:`recv`, of the array; a message that is shorter than the template has none.
+        The array has the derivative of :func:`recv`. A message that is shorter than the template
+        has no derivative.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -86,8 +88,8 @@ def sendrecv_with_status(
 
     Args:
         sendbuf: array that is sent; or a pytree of arrays.
-        recvbuf: template, as of :func:`recv_with_status`.
-        source, dest, sendtag, recvtag, comm: as of :func:`sendrecv`; they may be traced, too.
+        recvbuf: template, as for :func:`recv_with_status`.
+        source, dest, sendtag, recvtag, comm: as for :func:`sendrecv`; they may be traced.
 
     Returns:
         As :func:`recv_with_status`.
@@ -97,7 +99,8 @@ def sendrecv_with_status(
         ValueError: if a rank or a tag is out of range.
 
     Derivative:
-        As of :func:`sendrecv`, of the array; a message that is shorter than the template has none.
+        The array has the derivative of :func:`sendrecv`. A message that is shorter than the
+        template has no derivative.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

@@ -129,8 +129,8 @@ def _by_fields(f: Callable[[Any, Any], Any], op: str, x: Any, border: Any) -> An
     if not isinstance(x, dict) or x.keys() != border.keys():
         given = sorted(x) if isinstance(x, dict) else type(x).__name__
         raise ValueError(
-            f"{op}: argument 'border' has the fields {sorted(border)}; expected those of 'x', "
-            f"{given}"
+            f"{op}: argument 'border' has the fields {sorted(border)}; expected the fields of "
+            f"'x', {given}"
         )
     return {name: _by_fields(f, op, part, border[name]) for name, part in x.items()}
 
@@ -167,8 +167,8 @@ def _check_values(op: str, side: Side, shape: tuple[int, ...]) -> None:
     ndim = 0 if isinstance(value, (str, type(None))) else jnp.ndim(value)
     if ndim and jnp.shape(value) != shape[len(shape) - ndim :]:
         raise ValueError(
-            f"{op}: argument 'border' has an array of shape {jnp.shape(value)}; expected that of "
-            f"'x' with its ghost cells, {shape}"
+            f"{op}: argument 'border' has an array of shape {jnp.shape(value)}; expected the "
+            f"shape of 'x' with its ghost cells, {shape}"
         )
 
 

@@ -110,8 +110,8 @@ def grid_of(
 ) -> tuple[Comm, list[int | None], list[tuple[int, int]]]:
     """Return the communicator, axes and widths of arguments, or of a `grids.Block`.
 
-    The axes of a block are those of its shape, so they are counted from the end here: an array may
-    have axes before them.
+    The axes of a block are counted from the end here, because an array may have further axes in
+    front.
     """
     n = None
     if hasattr(cart, "padded_shape"):
@@ -125,8 +125,8 @@ def grid_of(
                 if shape[len(shape) - n :] == cart.shape:
                     hint = "; block.with_ghosts(x) adds the ghost cells that it lacks"
                 raise ValueError(
-                    f"{op}: argument 'x' has shape {shape}; expected {cart.padded_shape}, that of "
-                    f"{cart!r} with its ghost cells{hint}"
+                    f"{op}: argument 'x' has shape {shape}; expected {cart.padded_shape}, the "
+                    f"shape of {cart!r} with its ghost cells{hint}"
                 )
         cart, axes, width = cart.comm, cart.axes, cart.width
     comm = as_cart(op, cart)

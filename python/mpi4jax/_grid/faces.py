@@ -1,10 +1,10 @@
 """Faces of blocks: the cells in the messages of a halo exchange, and their packing by XLA.
 
 XLA packs where a halo exchange is started: the request holds the blocks, so only the faces are
-copied, where the operand of another operation that is started is copied as a whole; and their
-derivatives are those of what XLA does. And it packs on a GPU: the processor does not reach the
-blocks there, and what it packs would go through the host. Each time, an `alltoallv` carries what is
-packed. In the adjoint on a GPU, XLA adds what comes.
+copied, whereas the operand of another nonblocking operation is copied as a whole; and XLA's
+operations have derivatives. And it packs on a GPU: the processor does not reach the blocks there,
+and what it packs would go through the host. Each time, an `alltoallv` carries what is packed. In
+the adjoint on a GPU, XLA adds what comes.
 """
 
 from __future__ import annotations

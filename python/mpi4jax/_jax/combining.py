@@ -67,8 +67,8 @@ def combined(
         limit: bytes of what is combined.
 
     Returns:
-        tuple: the equations; and by the variables of results that are no longer computed, those of
-        the same results.
+        tuple: the equations; and a mapping from each variable that is no longer computed to the
+        variable with the same value.
     """
     latest: dict[Hashable, _Group] = {}
     group_of: dict[int, _Group] = {}  # by the indices of their members

@@ -372,7 +372,7 @@ def evaluate(
         return v.val if isinstance(v, Literal) else env[v]
 
     for eqn in jaxpr.eqns:
-        # Its line stays that of the user.
+        # Its source line stays the user's line.
         with source_info_util.user_context(eqn.source_info.traceback), eqn.ctx.manager:
             outs = step(eqn, [read(v) for v in eqn.invars])
         env.update(zip(eqn.outvars, outs, strict=True))

@@ -17,7 +17,7 @@ from . import compat
 class Holds(NamedTuple):
     """The functions that the equations of a primitive hold."""
 
-    key: str  # the parameter: a function, open or closed, or several of which one runs
+    key: str  # the parameter: a function (open or closed), or functions, one of which runs
     is_call: bool = False  # operands are the arguments, and nothing else needs them
     loop: Callable[[dict[str, Any]], tuple[int, int]] | None = None  # constants, carried values
 

@@ -292,7 +292,7 @@ def is_batched(value: Any) -> bool:
 
 
 def batches_tangents(axis_data: Any, tangents: bool = False) -> bool:
-    """Whether a `vmap` around a `jvp`, as that of `jax.jacfwd`, batches tangents alone: it requires
+    """Whether a `vmap` around a `jvp`, as in `jax.jacfwd`, batches only the tangents: it requires
     unbatched primal results.
 
     One of a program's with such results may be around anything, also around messages to ranks with
@@ -302,7 +302,7 @@ def batches_tangents(axis_data: Any, tangents: bool = False) -> bool:
 
 
 def _is_of_tangents(out_axes: Any) -> bool:
-    """Return whether these ``out_axes`` of a `vmap` are those of a `vmap` around a `jvp`."""
+    """Return whether these ``out_axes`` of a `vmap` belong to a `vmap` around a `jvp`."""
     of_pair = out_axes[:2] if isinstance(out_axes, tuple) else ()
     return len(of_pair) == 2 and of_pair[0] is None and isinstance(of_pair[1], int)
 

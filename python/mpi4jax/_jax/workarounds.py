@@ -55,7 +55,7 @@ WORKAROUNDS = {
         "(`compat.py`)",
         OLDEST,
         None,
-        "the rounding is that of https://github.com/jax-ml/jax/pull/22244",
+        "the rounding follows https://github.com/jax-ml/jax/pull/22244",
     ),
     "effects of traces": Workaround(
         "a trace keeps its effects once its jaxpr is made, which JAX's own check for leaks reports "

@@ -99,11 +99,12 @@ def flush() -> None:
     ``MPI_Finalize``. ``jax.effects_barrier()`` does the same.
 
     It waits for all operations of this thread and of threads that have ended, for all arrays of
-    other threads, and for each operation that is running. It does not wait for a program of
-    another thread whose operands are not ready yet and whose results were all dropped.
+    other threads, and for each operation that is running. It does not wait for a computation
+    started by another thread if the operands of that computation are not ready and all references
+    to its results have been dropped.
 
     Raises:
-        RuntimeError: it is called inside a function that JAX is tracing.
+        RuntimeError: if it is called inside a function that JAX is tracing.
     """
     if not compat.trace_state_clean() and isinstance(last(), jax.core.Tracer):
         raise RuntimeError(

@@ -27,8 +27,8 @@ _HINTS = [
         r"\btuple\b|\(expected \d+, got 2\)|inhomogeneous shape|Output was \(",
         _takes_tokens,
         (
-            "functions of a plain `import mpi4jax` return (result, token); those of "
-            "`import mpi4jax.notoken as mpi4jax` return the result"
+            "functions of a plain `import mpi4jax` return (result, token); with "
+            "`import mpi4jax.notoken as mpi4jax` they return the result"
         ),
     )
 ]

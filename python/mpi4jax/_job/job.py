@@ -135,7 +135,7 @@ def _number(name: str) -> int:
 
 
 def local_rank(default: int) -> int:
-    """The number of this process among those of its node, as far as the launcher says it."""
+    """The number of this process among the processes of its node, if the launcher says it."""
     return next((n for n in map(_number, LOCAL_RANKS) if n >= 0), default)
 
 
@@ -200,7 +200,8 @@ _HOST = "MPI4JAX_TEST_HOST"
 
 
 def board(size: int) -> str:
-    """The name of this job's board on this host, which differs from those of other versions."""
+    """The name of this job's board on this host. It contains the version, so that jobs with
+    different versions do not share a board."""
     host = os.uname().nodename + os.environ.get(_HOST, "")
     return f"{job(size)}-{_digest(host, _native.__version__)}"
 

@@ -1,8 +1,8 @@
 """Keep worker processes of ``multiprocessing`` from being mistaken for ranks.
 
 A data loader's workers import the program once more, and MPI with it. With the launcher's
-variables they would be this rank a second time, and wreck its job: so they do without, and MPI in
-them is that of one process.
+variables, MPI would mistake a worker for this rank, and wreck its job. Workers therefore start
+without these variables, and MPI in a worker is a job of one process.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ def time_limit(seconds: float | None) -> Iterator[None]:
     """Abort the job if an operation takes longer than ``seconds`` in a part of the program.
 
     While the ``with`` block runs, an operation of this rank that takes longer, in any thread,
-    aborts the job. The limit replaces that of ``MPI4JAX_TIMEOUT``. In nested blocks, the innermost
-    limit applies. Operations that JAX has started in the block belong to it: at its end,
-    :func:`flush` waits for them, except after an exception.
+    aborts the job. The limit replaces ``MPI4JAX_TIMEOUT``. In nested blocks, the innermost limit
+    applies. Operations that JAX has started in the block belong to it: at its end, :func:`flush`
+    waits for them, except after an exception.
 
     Other ranks may have another limit, or none.
 

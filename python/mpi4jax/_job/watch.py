@@ -77,7 +77,7 @@ def shared_settings() -> list[tuple[str, str, str]]:
     """The settings that must be equal on all ranks: variable, meaning to compare, and value.
 
     If one differs, ranks would deadlock. Other differences are allowed, or are found where they
-    matter: those of ``MPI4JAX_NCCL_MESSAGES`` where NCCL meets the other ranks.
+    matter: a difference of ``MPI4JAX_NCCL_MESSAGES`` is found where NCCL meets the other ranks.
     """
     check = "1" if compares_before() else ""
     transport, _ = _native.transport_choice()

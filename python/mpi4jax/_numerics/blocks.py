@@ -150,8 +150,8 @@ def scatter_blocks(
         ValueError: if a decomposed axis is not named, or a block has fewer cells than ``width``.
 
     Derivative:
-        That of :func:`scatterv` and :func:`halo_exchange`, which it is made of: the transpose
-        gathers on the root.
+        The transpose gathers on the root (the derivatives of :func:`scatterv` and
+        :func:`halo_exchange`).
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -225,7 +225,7 @@ def gather_blocks(
             block does not have the shape of this rank's block of an array with these ``cells``.
 
     Derivative:
-        That of :func:`gatherv`, which it is made of: the transpose scatters from the root.
+        The transpose scatters from the root (the derivative of :func:`gatherv`).
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

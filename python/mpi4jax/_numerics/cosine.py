@@ -3,7 +3,7 @@
 Type II is one transform of half the length that its symmetry suggests: Makhoul, "A fast cosine
 transform in one and two dimensions", IEEE Trans. Acoust. Speech Signal Process. 28, 1980. A sine
 transform is a cosine transform of an array with alternating signs, in reverse order. Values and
-factors are those of :mod:`scipy.fft`.
+factors agree with :mod:`scipy.fft`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Whether the blocks of all ranks cover a global array exactly once, by messages of constant size.
 
 The elements of a block are a polynomial: element (i, j) is the monomial x**i * y**j. Blocks cover
-the array exactly once if and only if the sum of their polynomials is that of the array. Ranks add
-values of the polynomials at one point, modulo a prime (Schwartz 1980, Zippel 1979): if the
-polynomials differ, so do the values, except with a probability of the array's sum of axis lengths
-divided by 2**61.
+the array exactly once if and only if the sum of their polynomials equals the polynomial of the
+array. Ranks add values of the polynomials at one point, modulo a prime (Schwartz 1980, Zippel
+1979): if the polynomials differ, so do the values, except with a probability of the array's sum of
+axis lengths divided by 2**61.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def sums(starts: Any, stops: Any) -> Halves:
 
 
 def is_exact(low: int, high: int, shape: Sequence[int]) -> bool:
-    """Whether the blocks, of which the sums of the halves are given, cover an array of a shape."""
+    """Whether the blocks cover an array of a shape, given the sums of the halves of their
+    values."""
     return (low + (high << 32)) % _PRIME == _value((0, n) for n in shape)
 
 

@@ -113,7 +113,7 @@ class Directory:
                 return self._regular(name, os.open(name, flags, dir_fd=here)), False
 
     def is_at(self, name: str, file: int) -> bool:
-        """Whether a name is still that of an open file."""
+        """Whether a name still refers to an open file."""
         try:
             with self._named(name) as here:
                 found = os.stat(name, dir_fd=here, follow_symlinks=False)

@@ -52,9 +52,10 @@ class Exchange:
         return self.incoming.unpack(self.send(self.outgoing.pack(x)))
 
     def send(self, message: jax.Array, name: str = "") -> jax.Array:
-        """Send the pieces of the old block, and return those of the new one.
+        """Send the pieces of the old block, and return the pieces of the new one.
 
-        Ranks compare the name of what the exchange is a part of, as that of a leaf.
+        Ranks compare the name of the operation that the exchange is a part of, as they compare the
+        name of a leaf.
         """
         size = self._comm.Get_size()
         counts = self.outgoing.counts(size), self.incoming.counts(size)

@@ -52,7 +52,7 @@ class Array(NamedTuple):
             until all have exchanged theirs.
         window: this rank's block in it.
         inner: the block in what the rank has.
-        writes: whether this rank writes the block, of which several may have a copy.
+        writes: whether this rank writes the block. Several ranks may have a copy of it.
     """
 
     name: str

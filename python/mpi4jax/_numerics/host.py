@@ -1,4 +1,4 @@
-"""Linear solves by functions on the host, such as those of other libraries."""
+"""Linear solves by functions on the host, such as solvers of other libraries."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def host_solve(
     Raises:
         TypeError: if ``solve``, ``transpose_solve`` or ``A`` is not a function.
         jax.errors.JaxRuntimeError: when it runs, on all ranks: if ``solve`` raises an exception, or
-            returns other shapes than those of ``b``, on any rank. The message contains the
-            exception and its rank. Other ranks have to return from ``solve`` first: a ``solve``
-            that communicates should raise errors on all ranks alike.
+            returns shapes that differ from ``b``, on any rank. The message contains the exception
+            and its rank. Other ranks have to return from ``solve`` first: a ``solve`` that
+            communicates should raise errors on all ranks alike.
 
     Derivative:
-        That of the solution: with respect to ``b``, and to everything that ``A`` closes over, but
-        not to ``args``. It takes one more solve, in forward and in reverse mode.
+        The derivative of the solution with respect to ``b``, and to everything that ``A`` closes
+        over, but not to ``args``. It takes one more solve, in forward and in reverse mode.
 
     `Solvers of other libraries <solvers.md#direct-solvers-and-multigrid-of-other-libraries>`_ has
     examples. As a preconditioner: ``M=lambda v: linalg.host_solve(f, v)``.

@@ -250,7 +250,7 @@ def gmres(
         w = A(M(V[j]))
         (h,) = space.products((V, w))
         w = w - space.combined(h, V)
-        # Orthogonalised twice, because of rounding; the second time changes the norm little.
+        # Orthogonalize twice, because of rounding; the second time changes the norm little.
         again, square = space.products((V, w), (w, w))
         w = w - space.combined(again, V)
         less = square.real - jnp.vdot(again, again).real

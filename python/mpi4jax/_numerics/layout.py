@@ -38,7 +38,7 @@ class Layout:
     Raises:
         TypeError: if a length, an axis or a number of blocks is not an integer.
         ValueError: if the array does not have the axis, an axis is named twice, a number of blocks
-            is less than 1, or lengths do not add up to that of the axis.
+            is less than 1, or lengths do not add up to the length of the axis.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -58,7 +58,7 @@ class Layout:
     #: For each axis, the dimensions of the grid along which it is decomposed, the most significant
     #: first.
     dimensions: tuple[tuple[int, ...], ...]
-    #: For each axis the lengths of its blocks; None if they are those of `numpy.array_split`.
+    #: For each axis, the lengths of its blocks; None if `numpy.array_split` determines the lengths.
     lengths: tuple[tuple[int, ...] | None, ...]
 
     def __init__(
@@ -87,8 +87,8 @@ class Layout:
                 raise ValueError(f"Layout: argument 'cuts' cuts an axis twice, got {cuts!r}")
             if is_lengths and sum(each) != sizes[axis]:
                 raise ValueError(
-                    f"Layout: argument 'cuts' must have lengths that add up to {sizes[axis]}, that "
-                    f"of axis {axis}; got {parts}"
+                    f"Layout: argument 'cuts' must have lengths that add up to {sizes[axis]}, the "
+                    f"length of axis {axis}; got {parts}"
                 )
             dimensions[axis], lengths[axis] = (len(grid),), each if is_lengths else None
             grid.append(len(each) if is_lengths else each[0])
@@ -126,7 +126,8 @@ class Layout:
 
     @property
     def cuts(self) -> tuple[tuple[int | None, int | tuple[int, ...]], ...]:
-        """The axis that each dimension of the grid cuts, None for none, and its blocks."""
+        """For each dimension of the process grid, a pair: the array axis that it decomposes (or
+        None), and the number (or lengths) of the blocks."""
         cut = {d: axis for axis, each in enumerate(self.dimensions) for d in each}
         return tuple(
             (cut.get(d), n if d not in cut else self.lengths[cut[d]] or n)
@@ -164,7 +165,8 @@ class Layout:
         return (0, *itertools.accumulate(lengths))
 
     def place(self, rank: int) -> tuple[tuple[int, ...], int]:
-        """Return the number of a rank's block along each axis, and that of its copy of it."""
+        """Return the index of the rank's block along each axis, and the index of the replica that
+        the rank holds."""
         at = []
         for n in reversed(self.grid):
             rank, k = divmod(rank, n)
@@ -447,7 +449,7 @@ def as_layout(op: str, name: str, given: Any, size: int, block: Shape | None = N
 
 
 def batch_of(op: str, name: str, x: jax.Array, layout: Layout, rank: int) -> Shape:
-    """Return the axes of an array before those of this rank's block."""
+    """Return the axes of an array in front of the axes of this rank's block."""
     expected = layout.block_shape(rank)
     split = x.ndim - len(expected)
     if split < 0 or x.shape[split:] != expected:

@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 from .base import array_type, eval_primitive
 from .layout import Pieces
 
-# Elements that are transformed at once: as many as fit into a cache of the second level.
+# Number of elements that are transformed at once. They fit into a second-level cache.
 TILE = 1 << 14
 LARGE_TILE = 1 << 18
 
@@ -39,7 +39,7 @@ def transform(
         length: length of the last of ``axes``, for a real transform.
         in_columns: whether axes that do not lie at the end are transformed some columns at a time.
     """
-    # The axes that XLA transforms together: those at the end, beside that of the real transform.
+    # The axes that XLA transforms together: the last ones, and the axis of the real transform.
     together = list(axes[-1:]) if length else []
     end = x.ndim - 1
     while end in axes and len({*together, end}) <= AT_ONCE:

@@ -16,7 +16,7 @@ def of_length(x: jax.Array, axis: int, n: int) -> jax.Array:
 
 
 def of_modes(y: jax.Array, axis: int, old: int, new: int, half: bool) -> jax.Array:
-    """Return the spectrum of an array of ``new`` points, from that of one of ``old`` points.
+    """Return the spectrum of an array of ``new`` points, from the spectrum of ``old`` points.
 
     The smaller number, if it is even, has one element for its highest frequency of both signs; the
     larger number has two, of half the value each.

@@ -96,7 +96,7 @@ def multigrid(
     for leaf in jax.tree.leaves(fields):
         if jnp.shape(leaf) != block.shape:
             raise ValueError(
-                f"{op}: argument 'fields' must have arrays of shape {block.shape}, that of the "
+                f"{op}: argument 'fields' must have arrays of shape {block.shape}, like the "
                 f"block; got {jnp.shape(leaf)}"
             )
     border = Dirichlet(0.0, "symmetric") if border is None else border

@@ -24,7 +24,7 @@ RESTART = -100
 
 
 def _report(limits: Limits, k: jax.Array, square: jax.Array) -> None:
-    """Report a residual norm, except for that of the start, which is reported already."""
+    """Report a residual norm, except for the initial norm, which is reported already."""
     lax.cond(k > 0, lambda: limits.report(k, square), lambda: None)
 
 
@@ -81,9 +81,9 @@ def cg(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Cor
 def bicgstab(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Correction:
     """van der Vorst's method, with inner products of the same vectors in one reduction.
 
-    With ``s = A p`` and ``z = A s``, all inner products of an iteration are sums of those of ``r``,
-    ``A r``, ``s`` and ``z`` (Cools and Vanroose, Parallel Comput. 65, 2017, from which this differs
-    in that ``A r`` and ``z`` are products, and not updated by recurrences).
+    With ``s = A p`` and ``z = A s``, all inner products of an iteration are sums of inner products
+    of ``r``, ``A r``, ``s`` and ``z`` (Cools and Vanroose, Parallel Comput. 65, 2017, from which
+    this differs in that ``A r`` and ``z`` are products, and not updated by recurrences).
     """
     first, plus = r, space.plus
 

@@ -101,7 +101,7 @@ def read(path: Path) -> dict[str, Json]:
 
 
 def check(path: Path, given: dict[str, Json], stored: dict[str, Json]) -> None:
-    """Raise an error if new arrays do not fit those of a store."""
+    """Raise an error if new arrays do not fit the arrays of a store."""
     told = {}
     for which, metas in (("given", given), ("stored", stored)):
         told[which] = {
@@ -132,7 +132,7 @@ def with_records(metas: dict[str, Json], number: int) -> dict[str, Json]:
 
 
 def publish(path: Path, metas: dict[str, Json]) -> None:
-    """Write the metadata, those of the group last."""
+    """Write the metadata; the group's metadata last."""
     path.mkdir(parents=True, exist_ok=True)
     inside = {"kind": "inline", "must_understand": False, "metadata": metas}
     group = {"zarr_format": 3, "node_type": "group", "attributes": {}}

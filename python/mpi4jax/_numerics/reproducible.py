@@ -1,10 +1,10 @@
 """Sums of floating-point numbers whose bits depend only on the numbers.
 
-Each number is split at exponents that all ranks have in common, counted from that of the largest
-number (Demmel and Nguyen, "Fast Reproducible Floating-Point Summation", ARITH 2013). The pieces are
-integers in units of their bin, and integers are added without rounding (Hallberg and Adcroft, "An
-order-invariant real-to-integer conversion sum", Parallel Computing 40, 2014): in any order, on any
-rank. Only the sum is rounded, once.
+Each number is split at exponents that all ranks have in common, counted from the exponent of the
+largest number (Demmel and Nguyen, "Fast Reproducible Floating-Point Summation", ARITH 2013). The
+pieces are integers in units of their bin, and integers are added without rounding (Hallberg and
+Adcroft, "An order-invariant real-to-integer conversion sum", Parallel Computing 40, 2014): in any
+order, on any rank. Only the sum is rounded, once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mpi4py import MPI
 from ..ops import allreduce
 from .base import as_array
 
-Bins = list[jax.Array]  # integers, those of the largest unit first
+Bins = list[jax.Array]  # integers, beginning with the largest unit
 
 
 class _Format(NamedTuple):
@@ -83,8 +83,8 @@ def _same(x: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _largest(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Return the bits of the largest absolute value: those of a NaN are larger than those of
-    infinity."""
+    """Return the bits of the largest absolute value. As integers, the bits of a NaN are larger than
+    the bits of infinity."""
     rows = _rows(x, axes)
     form = _format(rows.dtype)
 
@@ -154,7 +154,7 @@ def _split(x: jax.Array, axes: tuple[int, ...], largest: jax.Array) -> jax.Array
         bins = _carried(bins, form.bits)
         bins = _folded(_same, _folded(_same, bins, operator.add, 16), operator.add, 16)
     bins = [jnp.sum(b, -1, dtype=b.dtype) for b in _carried(bins, form.bits)]
-    # Bins are cut in halves, so that those of a million ranks can be added.
+    # Each bin is split into two halves, so that the bins of a million ranks can be added.
     half = form.bits // 2
     halves = [h for b in _carried(bins, form.bits) for h in (b >> half, b & (2**half - 1))]
 
@@ -231,27 +231,28 @@ def reproducible_sum(x: Any, axis: Any = None, comm: MPI.Intracomm | None = None
     once. This takes two reductions, the first of one number for each sum.
 
     Args:
-        x: array of any shape, another one on other ranks, also empty; of shape ``S`` without the
-            axes that are summed. Or a pytree of such arrays.
+        x: array, or pytree of arrays. Its shape may differ between ranks, and it may be empty.
+            ``S`` is the shape of the result: the shape of ``x`` without the summed axes.
         axis: axis or axes that are summed over, as well as the ranks; by default all.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
-        Array of shape ``S`` and the dtype of ``x`` (of what ``jnp.sum`` gives for integers and
-        booleans), the same on all ranks. A NaN, or infinities of both signs: NaN. One infinity:
-        that.
+        Array of shape ``S`` and the dtype of ``x`` (for integers and booleans, the dtype of
+        ``jnp.sum``), the same on all ranks. The sum is NaN if an element is NaN or if there are
+        infinities of both signs.
 
         Apart from the final rounding, the error is at most ``n max(abs(x)) 2**-65`` for ``n``
-        numbers of 32 bits or less, and ``n max(abs(x)) 2**-99`` for float64. That of a plain sum
-        may be ``n sum(abs(x)) 2**-24`` and ``2**-53``. As in all that XLA compiles for CPUs,
-        float32 numbers below ``2**-126`` count as zero.
+        numbers of 32 bits or less, and ``n max(abs(x)) 2**-99`` for float64. The error of a plain
+        sum may be ``n sum(abs(x)) 2**-24`` for float32, and ``n sum(abs(x)) 2**-53`` for float64.
+        As in all programs that XLA compiles for CPUs, float32 numbers below ``2**-126`` count as
+        zero.
 
     Raises:
         ValueError: if ``axis`` names an axis that ``x`` does not have, or one axis twice.
 
     Derivative:
-        That of :func:`allreduce` with ``MPI.SUM``: the tangents are summed, plainly; the cotangent
-        goes to all elements on all ranks.
+        The derivative of :func:`allreduce` with ``MPI.SUM``: the tangents are summed (in floating
+        point), and the cotangent goes to all elements on all ranks.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

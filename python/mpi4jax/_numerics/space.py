@@ -41,7 +41,7 @@ class Space:
         """Initiate a reduction of inner products.
 
         Returns:
-            The request, and ``operand``, of which computation that overlaps the reduction begins.
+            The request, and ``operand``, from which the overlapping computation must start.
         """
         request = iallreduce(jnp.stack([jnp.conj(a) @ b for a, b in pairs]), comm=self.comm)
         return request, after(request, operand)

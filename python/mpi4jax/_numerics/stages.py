@@ -29,7 +29,7 @@ class Stage(NamedTuple):
         before: the layout of their operand.
         axes: they are transformed.
         after: the layout of their result.
-        real: whether the last of the axes is that of a real transform.
+        real: whether the transform along the last of the axes is real.
     """
 
     before: Layout

@@ -7,8 +7,8 @@ with its blocks of all arrays:
     unfinished.json     the lock, while a job saves, or after it was killed
     arrays-3/0.blocks   a header, the tiles of the blocks, and the checksums of the tiles
 
-A file begins with the identity of its save and with its own place. Only files of which the header
-says that they were written where they are, are ever removed.
+A file begins with the identity of its save and with its own place. A file is removed only if its
+header says that it was written to this path.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Begun(NamedTuple):
 
     Attributes:
         path: of the checkpoint.
-        identity, subdirectory: as of an index.
-        leftovers: what saves have left that were killed.
+        identity, subdirectory: as in an index.
+        leftovers: files that a killed save has left.
         old: the files of the checkpoint before this one.
         made: the directories that were made for the path.
     """

@@ -99,7 +99,8 @@ class Fourier(Plan):
 
     @property
     def scale(self) -> float:
-        """What a spectrum is divided by: it is that of an array of ``modes`` points."""
+        """The divisor of a spectrum, which is normalized as the spectrum of an array of ``modes``
+        points."""
         points, modes = (math.prod(n) for n in zip(*self.lengths.values(), strict=True))
         norms = {"ortho": math.sqrt(modes), "forward": float(modes)}
         return norms.get(self.norm, 1.0) * (points / modes)

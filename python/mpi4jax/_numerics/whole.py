@@ -16,7 +16,7 @@ class OfWholeArrays:
     """A function of `jax.jit`, whose arguments should be the same on all ranks of a mesh.
 
     They are compared when the function is first called, and with `MPI4JAX_CHECK=1` at each call.
-    A later call costs one test in Python more than that of the function.
+    A later call costs one more test in Python.
 
     Args:
         function: what `jax.jit` returns.

@@ -15,7 +15,8 @@ from .._jax import compat
 from .comm import Comm, static_int
 
 ANY_SOURCE, ANY_TAG, PROC_NULL = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.PROC_NULL
-# Half of MPI's tags are those of derivatives: their messages never meet those of the program.
+# Half of MPI's tags are reserved for derivatives, so that their messages never match messages of
+# the program.
 DERIVATIVE = _native.set_tag_limit(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767))
 
 

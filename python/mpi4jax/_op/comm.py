@@ -373,7 +373,7 @@ def as_reduction(op: str, reduction: Any) -> Reduction:
     found = _constants.get(id(reduction))
     if found is None and isinstance(reduction, MPI.Op):
         found = _reductions.get(_handleof(reduction))
-        # A freed reduction's handle may come back as that of a new one.
+        # MPI may reuse the handle of a freed reduction for a new one.
         if found is not None and found.user and found.mpi != reduction:
             found = None
     if found is not None and found is not MEAN:

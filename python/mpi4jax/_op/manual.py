@@ -3,8 +3,9 @@
 JAX follows there, in the type of each value, over which axes ranks have values of their own. A
 collective's operand varies over all axes of its communicator, and its result too, but for the one
 global value of allreduce, allgather and bcast, whose adjoint goes the other way. An axis that a
-communicator has not got changes nothing. Over a communicator of other ranks than those of some
-axes, all is taken to vary over all axes, and the global value is followed by its `pvary`.
+communicator has not got changes nothing. If the ranks of a communicator are not the ranks along
+some axes, all values are taken to vary over all axes, and the global value is followed by its
+`pvary`.
 """
 
 from __future__ import annotations

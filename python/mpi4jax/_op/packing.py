@@ -112,13 +112,13 @@ def _described(leaf: Any, where: str) -> str:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
         advice = (
-            "; communicate the leaves that are arrays, as of an Equinox module: "
+            "; communicate the leaves that are arrays, as for an Equinox module: "
             "arrays, static = eqx.partition(module, eqx.is_array)"
         )
         return f"{type(leaf).__name__}{where}: {leaf!r}{advice if where else ''}"
     if isinstance(dtype, np.dtype) and not dtype.isnative and dtype.kind in "biufc":
         return (
-            f"dtype {dtype}{where}, whose byte order is not that of this machine; expected "
+            f"dtype {dtype}{where}, whose byte order is not this machine's; expected "
             f"x.astype(np.{dtype.name})"
         )
     return f"dtype {dtype}{where}: {leaf!r}"
@@ -127,7 +127,7 @@ def _described(leaf: Any, where: str) -> str:
 def pack_arguments(
     op: Operation, trees: Sequence[Any], leaves: Sequence[Any] | None = None
 ) -> list[TreeMessages]:
-    """The arguments of an op that are arrays; of which ``leaves`` has the names, if they were lost.
+    """The arguments of an op that are arrays; ``leaves`` has their names, if they were lost.
 
     Raises:
         TypeError: if a leaf is not an array, or is only a description of one although values are
@@ -212,7 +212,7 @@ class TreeType:
     def from_results(
         self, results: dict[Any, Sequence[Any]], before: int | None, after: int | None
     ) -> Any:
-        """Return the tree of results, from those of the leaves of each dtype."""
+        """Return the tree of results, from the results for the leaves of each dtype."""
         lead = () if after is None else (after,)
         out: list[Any] = [
             np.zeros((*lead, *shape[before is not None :]), dtype)
@@ -238,7 +238,7 @@ class TreeType:
 
 
 class TreeMessages:
-    """The messages of a tree: its leaves, those of each dtype together."""
+    """The messages of a tree: one for each dtype, with all leaves of that dtype."""
 
     def __init__(
         self,

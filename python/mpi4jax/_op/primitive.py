@@ -99,7 +99,7 @@ def split_payload(op: Operation, x: Any, size: int) -> tuple[int, ...]:
 
 
 def result_avals(op: Operation, how: How, avals: Sequence[Any]) -> list[ShapedArray]:
-    """Return the types of the results that are arrays, from those of the operands."""
+    """Return the types of the results that are arrays, from the types of the operands."""
     if not op.returns:
         return []
     before, after = op.first_axes()
@@ -140,7 +140,7 @@ def check_dtype(op: Operation, aval: Any) -> None:
     if not isinstance(op, Reducing) or op.reduction.user:
         return
     reduction = op.reduction
-    blocks = op.first_axes()[0] is not None  # the first axis is that of the ranks
+    blocks = op.first_axes()[0] is not None  # the first axis is over the ranks
     if reduction.name in ("MAXLOC", "MINLOC") and aval.shape[blocks:][-1:] != (2,):
         raise ValueError(
             f"{op.name}: reduction {reduction.name} reduces pairs (value, index) along the last "
@@ -176,8 +176,8 @@ def abstract_eval(*args: Any, op: Operation, how: How) -> tuple[list[Any], set[A
 
 PRIMITIVES: dict[str, Primitive] = {}  # of the ops, by name
 
-# All primitives that communicate: how their operands are split (`split`). Those of `_requests` are
-# there, too.
+# How the operands of each communicating primitive are split (`split`), including the primitives of
+# `_requests`.
 OPERANDS: dict[
     Primitive,
     Callable[[Operation, How, Sequence[Any]], tuple[list[Any], list[Any], list[Any]]],

@@ -23,7 +23,7 @@ def nonblocking(
     Args:
         op: the function of an operation.
         prepare: for a function made of an operation: makes a call of this operation from the
-            arguments, and says how its result becomes that of ``op`` (`CompositeKind`).
+            arguments, and says how its result becomes the result of ``op`` (`CompositeKind`).
     """
     name = op.__name__
     given = inspect.signature(op)
@@ -80,7 +80,7 @@ def _documentation(op: Callable[..., Any]) -> str:
     Takes what :func:`{name}` takes, but for a status.{tag}
 
     Returns:
-        Request: for :func:`wait`, whose result is that of :func:`{name}`.
+        Request: for :func:`wait`, which returns the result of :func:`{name}`.
 
     Raises:
         TypeError, ValueError: as :func:`{name}`.

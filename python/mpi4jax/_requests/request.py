@@ -42,7 +42,7 @@ class RequestKind:
 class Request(Generic[R]):
     """A pending nonblocking operation: :func:`wait` returns its result.
 
-    To type checkers, that of an ``iallreduce`` of a ``jax.Array`` is a ``Request[jax.Array]``.
+    To type checkers, ``iallreduce`` of a ``jax.Array`` returns a ``Request[jax.Array]``.
 
     It is a pytree of a few numbers, which jitted functions can take and return, and loops can
     carry. The request of a halo exchange also has the block. Wait for each request once.
@@ -68,7 +68,7 @@ class Request(Generic[R]):
         return self._children[: len(self._children) - self._kind.op.row.is_ragged]
 
     def _counts(self) -> tuple[Any, ...]:
-        """Return those of an op that takes counts, behind the handles."""
+        """Return the counts of an op that takes them; they follow the handles."""
         return self._children[len(self._all_handles()) :]
 
     def __repr__(self) -> str:

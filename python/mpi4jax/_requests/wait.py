@@ -45,7 +45,7 @@ def wait(request: Request[R], *, after: Any = None) -> R:
             first and compute afterwards.
 
     Returns:
-        The result of the operation; None of ``isend`` and ``ibarrier``.
+        The result of the operation, or None for ``isend`` and ``ibarrier``.
 
     Raises:
         TypeError: if ``request`` is not a request.

@@ -65,17 +65,19 @@ def start() -> None:
 
 
 def has_cuda_support() -> bool:
-    """Return whether arrays on a GPU of NVIDIA can be communicated.
+    """Return whether arrays on NVIDIA GPUs can be communicated.
 
-    Whether there is a CUDA driver with a device. :func:`transport_info` has the reason if not.
+    True if a CUDA driver with at least one device is found. Otherwise, :func:`transport_info` has
+    the reason.
     """
     return not _native.is_rocm() and _native.has_gpu_support()
 
 
 def has_hip_support() -> bool:
-    """Return whether arrays on a GPU of AMD can be communicated.
+    """Return whether arrays on AMD GPUs can be communicated.
 
-    Whether there is a HIP runtime with a device. :func:`transport_info` has the reason if not.
+    True if a HIP runtime with at least one device is found. Otherwise, :func:`transport_info` has
+    the reason.
     """
     return _native.is_rocm() and _native.has_gpu_support()
 

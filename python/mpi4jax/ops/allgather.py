@@ -27,7 +27,8 @@ def allgather(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the arrays of all ranks on all ranks (MPI_Allgather; MPI-4.1, section 6.7).
 
     Args:
-        x: array of shape ``S``, equal on all ranks, of any dtype; or a pytree of such arrays.
+        x: array of any dtype, or pytree of arrays. Its shape ``S`` must be the same on all ranks;
+            the values may differ.
         comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:

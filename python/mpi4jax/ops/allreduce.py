@@ -37,7 +37,8 @@ def allreduce(x: T, op: MPI.Op | Reduction = MPI.SUM, *, comm: MPI.Intracomm | N
     """Reduce over all ranks, result on all ranks (MPI_Allreduce; MPI-4.1, section 6.9.6).
 
     Args:
-        x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
+        x: array, or pytree of arrays. Its shape ``S`` must be the same on all ranks; the values may
+            differ.
         op: reduction, by default ``MPI.SUM``; also ``mpi4jax.MEAN``, the sum divided by the number
             of ranks, or one made with ``MPI.Op.Create``. ``MPI.MINLOC`` and ``MPI.MAXLOC`` reduce
             pairs (value, index) along a last axis of length 2.

@@ -22,8 +22,8 @@ def alltoall(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Send block ``j`` to rank ``j``, for all ranks at once (MPI_Alltoall; MPI-4.1, section 6.8).
 
     Args:
-        x: array of shape ``(n, *S)``, equal on all ranks, where ``n`` is the communicator's
-            size; or a pytree of such arrays.
+        x: array of shape ``(n, *S)``, the same shape on all ranks, where ``n`` is the
+            communicator's size; or a pytree of such arrays.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:

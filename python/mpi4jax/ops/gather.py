@@ -26,7 +26,8 @@ def gather(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the arrays of all ranks on the root (MPI_Gather; MPI-4.1, section 6.5).
 
     Args:
-        x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
+        x: array, or pytree of arrays. Its shape ``S`` must be the same on all ranks; the values may
+            differ.
         root: rank that receives, by default 0.
         comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 

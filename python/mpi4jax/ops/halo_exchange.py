@@ -98,8 +98,8 @@ def halo_exchange(
         cart: communicator with a Cartesian topology (``MPI.Intracomm.Create_cart``), which also
             says which dimensions are periodic. All its ranks have to take part. Or a
             :class:`mpi4jax.grids.Block`, whose axes and width are used, and whose ghost cells ``x``
-            must have. Then arrays may have other axes before those of the block, such as the
-            components of a vector.
+            must have. Then arrays may have further axes in front of the axes of the block, such as
+            the components of a vector.
         axes: the array's axis for each dimension of ``cart``, or None for a dimension that is not
             exchanged. By default the last axes, in order.
         width: number of ghost cells: one number; or for each dimension of ``cart`` a number or a
@@ -126,9 +126,10 @@ def halo_exchange(
             has fewer inner cells than the width (for ``"reflect"``: than the width plus one).
 
     Derivative:
-        The transpose adds the cotangents of ghost cells to those of the cells that they are copies
-        of, and ghost cells that were filled get zeros; the cotangents of a border go to the cells
-        that it was made from. Under ``vmap``, each message carries the whole batch.
+        The transpose adds the cotangent of each ghost cell to the cotangent of the cell that it is
+        a copy of. The cotangents of filled ghost cells are set to zero; the cotangents of
+        ``border`` cells are added to the cells that the border was computed from. Under
+        ``vmap``, each message carries the whole batch.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

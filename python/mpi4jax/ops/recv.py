@@ -38,20 +38,20 @@ def recv(
     """Receive an array from another rank (MPI_Recv; MPI-4.1, section 3.2).
 
     Args:
-        x: template, with the shape and dtype of what is received; its values are not read (they
-            are the result if ``source`` is ``MPI.PROC_NULL``). Or a pytree of templates.
+        x: template, with the shape and dtype of what is received; its values are not read (they are
+            the result if ``source`` is ``MPI.PROC_NULL``). A pytree of templates receives a pytree.
         source: rank to receive from, ``MPI.ANY_SOURCE`` or ``MPI.PROC_NULL``.
-        tag: tag of the message; by default ``MPI.ANY_TAG``, any one (of :func:`irecv`, tag 0).
-        comm: communicator; by default a duplicate of ``COMM_WORLD``, on which nothing arrives that
-            mpi4py has sent on ``COMM_WORLD``.
+        tag: tag of the message; by default ``MPI.ANY_TAG``, any tag (for :func:`irecv`, tag 0).
+        comm: communicator; by default a duplicate of ``COMM_WORLD``, on which no message arrives
+            that mpi4py has sent on ``COMM_WORLD``.
         status: if given, is filled when the message has arrived.
 
     Returns:
         jax.Array, or pytree: the received array.
 
     Raises:
-        TypeError: if ``source``, ``tag``, ``comm`` or ``status`` has a wrong type, or the dtype is
-            not supported; a shape for ``x``.
+        TypeError: if ``source``, ``tag``, ``comm`` or ``status`` has the wrong type, if the dtype
+            is not supported, or if ``x`` is a shape instead of an array.
         ValueError: if ``source`` or ``tag`` is out of range.
 
     If a message is shorter than the template, the job is aborted with an error. If ``status`` is

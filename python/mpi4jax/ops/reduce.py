@@ -40,7 +40,8 @@ def reduce(
     """Reduce over all ranks, result on the root (MPI_Reduce; MPI-4.1, section 6.9.1).
 
     Args:
-        x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
+        x: array, or pytree of arrays. Its shape ``S`` must be the same on all ranks; the values may
+            differ.
         op: reduction, by default ``MPI.SUM``; also ``mpi4jax.MEAN``, or one made with
             ``MPI.Op.Create``.
         root: rank that gets the result, by default 0.

@@ -1,4 +1,4 @@
-"""reduce_scatter: a reduction over all ranks, of which each has a block."""
+"""reduce_scatter: a reduction over all ranks; each rank gets a block of the result."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def reduce_scatter(
     """Reduce block ``j`` on rank ``j`` (MPI_Reduce_scatter_block; MPI-4.1, section 6.10.1).
 
     Args:
-        x: array of shape ``(n, *S)``, equal on all ranks, where ``n`` is the communicator's
-            size; or a pytree of such arrays.
+        x: array of shape ``(n, *S)``, the same shape on all ranks, where ``n`` is the
+            communicator's size; or a pytree of such arrays.
         op: reduction, by default ``MPI.SUM``; also ``mpi4jax.MEAN``, or one made with
             ``MPI.Op.Create``.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.

@@ -1,4 +1,4 @@
-"""reduce_scatterv: a reduction over all ranks, of which each has some rows."""
+"""reduce_scatterv: a reduction over all ranks; each rank gets some rows of the result."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ def scan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
     """Reduce over the ranks up to this one (MPI_Scan; MPI-4.1, section 6.11.1).
 
     Args:
-        x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
+        x: array, or pytree of arrays. Its shape ``S`` must be the same on all ranks; the values may
+            differ.
         op: reduction, by default ``MPI.SUM``, or one made with ``MPI.Op.Create``.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
 

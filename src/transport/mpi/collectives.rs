@@ -15,11 +15,11 @@ use crate::error::Cause;
 use crate::mpilib::{check, in_place};
 use crate::ops::Op;
 
-/// Carries out an operation, or starts it if there is something to add its requests to.
+/// Carries out an operation, or initiates it if there is a list to add its requests to.
 ///
 /// # Safety
-/// The call's buffers were checked against the operation by `Call::check`. Those of an operation that is started stay until it
-/// has ended.
+/// The call's buffers were checked against the operation by `Call::check`. The buffers of a
+/// nonblocking operation stay until it has completed.
 #[inline(always)]
 pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result<(), Cause> {
     let Call { site, envelope, .. } = call;

@@ -97,7 +97,8 @@ fn finish_receive(call: &Call, status: &MPI_Status) -> Result<(), Cause> {
     arrive(call, &Arrived { source: status.MPI_SOURCE, tag: status.MPI_TAG, count })
 }
 
-/// For an `allgatherv` whose counts MPI's function takes: those of all ranks are known, so all of them choose alike.
+/// For an `allgatherv` whose counts MPI's function takes: each rank knows the counts of all ranks,
+/// so all ranks choose alike.
 fn ints_of<'a>(call: &Call<'a>) -> Option<&'a Ints> {
     call.site.parts.as_ref()?.received_ints(count_limit())
 }
@@ -118,8 +119,8 @@ fn gathered<'a>(call: &Call<'a>) -> Result<(Buffer, Buffer, &'a Ints), Cause> {
     Ok((own, recv, ints_of(call).ok_or_else(|| Cause::missing("parts"))?))
 }
 
-/// Calls `step(root, from, to, items)` for the block of each rank, of a reduction of which every rank gets its block, and for
-/// each piece of it: a piece is not beside the same piece of the next block.
+/// Calls `step(root, from, to, items)` for the block of each rank in a `reduce_scatter`, and for
+/// each piece of the block, because a piece is not beside the same piece of the next block.
 ///
 /// # Safety
 /// The call's buffers have passed `Call::check`.
@@ -172,8 +173,8 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
             // needs no other one, which Open MPI cannot make while Python makes a third. Nor does an `allgatherv` with counts
             // beyond `int`, which is rare.
             Op::Allgatherv | Op::Gatherv | Op::Scatterv if has_lengths(call) => start_and_wait(call),
-            // MPI's functions count in int. A rank knows its own counts, and not whether those of the others are too large
-            // for that: so they could not choose together.
+            // MPI's functions count in int. A rank knows its own counts, but not whether the counts
+            // of the others are too large for that, so the ranks could not choose together.
             Op::Alltoallv | Op::Permute => {
                 call.parts()?.exchange(call.send, call.recv, &mut P2pBatch::new(site)?)
             }

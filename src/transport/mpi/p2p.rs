@@ -24,7 +24,8 @@ const TAG: c_int = 0;
 /// Messages that are under way at the same time.
 pub struct P2pBatch {
     comm: Arc<Messages>,
-    /// Source and number of bytes of each receive; its request is at the same index of `requests`, those of the sends follow.
+    /// Source and number of bytes of each receive; its request is at the same index of `requests`;
+    /// the requests of the sends follow.
     receives: SmallVec<[(i32, usize); 32]>,
     requests: SmallVec<[MPI_Request; 64]>,
 }

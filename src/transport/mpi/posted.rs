@@ -104,7 +104,8 @@ impl Posted {
         for request in &mut self.requests {
             // SAFETY: a request that no other thread uses now. MPI makes it null.
             check(call.site.mpi_name(), unsafe { waiting::wait(request, status.as_mut_ptr()) })?;
-            // What else was started may never end if the ranks do not agree: the error ends the job.
+            // The other initiated operations may never complete if the ranks do not agree, so the
+            // error aborts the job.
             if self.agreement.take_if(|agreement| !agreement.is_reached()).is_some() {
                 return Err(Cause::Counts { counts: call.parts()?.sent() });
             }

@@ -39,7 +39,7 @@ pub struct Reducer {
 }
 
 impl Reducer {
-    /// That of a site, whose operands have this type. Found at its first run.
+    /// The reducer of a site, whose operands have this type. Found at its first run.
     #[inline(always)]
     pub fn of(site: &Site, dtype: Dtype) -> Result<Self, Cause> {
         match site.reducer.get() {

@@ -27,8 +27,8 @@ pub struct Vectors {
 impl Vectors {
     /// The arguments for a buffer, which must stay where it is.
     ///
-    /// There are at least `types` types: Open MPI up to 4.1.4 reads as many as a communicator's topology has neighbors, even
-    /// if it has fewer ranks (pull request 10515 of open-mpi/ompi).
+    /// There are at least `types` types: Open MPI up to 4.1.4 reads one for each neighbor in the
+    /// communicator's topology, even if it has fewer ranks (pull request 10515 of open-mpi/ompi).
     pub fn new(parts: &[Part], buffer: Option<Buffer>, types: usize) -> Result<Self, Cause> {
         let (data, dtype) = buffer.map_or((std::ptr::null_mut(), Dtype::Uint8), |it| (it.data(), it.dtype()));
         let size = dtype.size();
@@ -65,7 +65,7 @@ impl Vectors {
     }
 }
 
-/// A length and so many bytes, at these distances from a buffer.
+/// A length and that number of bytes, at these distances from a buffer.
 fn message(length: isize, start: isize, bytes: usize) -> Result<MPI_Datatype, Cause> {
     let span = Span::new(bytes, Dtype::Uint8)?;
     let (n, t) = span.arguments();

@@ -61,7 +61,7 @@ pub fn pause(began: Instant) {
 /// `MPI_Wait`.
 ///
 /// # Safety
-/// The request is under way, and used by no other thread; there is room for a status.
+/// The request is pending, no other thread uses it, and `status` points to an `MPI_Status`.
 pub unsafe fn wait(request: &mut MPI_Request, status: *mut MPI_Status) -> c_int {
     if !sleeps() {
         // SAFETY: promised by the caller.

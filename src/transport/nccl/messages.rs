@@ -99,7 +99,7 @@ pub fn reduced(reduction: Reduction, dtype: Dtype) -> Option<(DataType, RedOp, u
         Builtin::Land | Builtin::Band if dtype == Dtype::Bool => RedOp::ncclMin,
         _ => return None,
     };
-    // NCCL's MAX and MIN of floats pass over NaN, which those of the other transports do not.
+    // NCCL's MAX and MIN of floats ignore NaN; the other transports do not.
     if matches!(dtype.class(), Class::Float | Class::Half) && matches!(op, RedOp::ncclMax | RedOp::ncclMin) {
         return None;
     }
@@ -152,7 +152,7 @@ fn is_known(rank: i32, tag: i32) -> Result<(), Cause> {
     Ok(())
 }
 
-/// Tag 0, or that of derivatives, which are matched by order as all others.
+/// Tag 0, or the tag of derivatives, whose messages are matched by order, like all others.
 fn is_plain(tag: i32) -> bool {
     tag == TAG || tag == TAG + wildcards().derivative
 }

@@ -1,8 +1,9 @@
 //! NCCL on XLA's stream, without waiting for anything on the host.
 //!
 //! A call only puts work on the stream. What NCCL cannot do goes through staging. Both ends of a message have to take
-//! the same way, and neither rank has the other one's arguments: so either all messages go through NCCL, and what
-//! needs matching is an error, or all go through staging (see [`MessagePath`]).
+//! the same way, and neither rank has the other one's arguments: so either all messages go through
+//! NCCL, and an operation that needs matching fails, or all go through staging (see
+//! [`MessagePath`]).
 
 mod communicator;
 mod messages;
@@ -84,7 +85,7 @@ pub struct Unfinished {
     pub op: Op,
     pub comm: Arc<Comm>,
     pub seconds: f64,
-    /// Why it never ends, if NCCL reports an error.
+    /// Why it can never complete, if NCCL reports an error.
     pub failure: Option<String>,
 }
 
@@ -169,8 +170,8 @@ impl Nccl {
         Ok(())
     }
 
-    /// Writes source, tag and length of a received message, all of which are known beforehand: NCCL matches neither, and a message
-    /// is as long as its result.
+    /// Writes source, tag and length of a received message. All three are known beforehand: NCCL
+    /// matches neither, and a message is as long as its result.
     fn message_arrives(&self, call: &Call) -> Result<(), Cause> {
         let (true, Some(recv)) = (call.site.op.row().receives(), call.recv) else { return Ok(()) };
         let (any, source) = (wildcards(), call.site.envelope.source);
@@ -188,10 +189,11 @@ impl Nccl {
         if call.status.is_some() { write_status(call, &arrived) } else { Ok(()) }
     }
 
-    /// The stream for non-blocking operations, if NCCL carries this one; created by the first.
+    /// The stream for nonblocking operations, if NCCL carries this one; created by the first.
     ///
-    /// The operations of all communicators share it, in the order in which each rank starts them. MPI lets ranks start those of
-    /// two communicators in different orders, so under `auto` they go through MPI.
+    /// The operations of all communicators share it, in the order in which each rank starts them.
+    /// MPI lets ranks initiate operations on two communicators in different orders, so under `auto`
+    /// they go through MPI.
     fn stream_for(&self, call: &Call) -> Result<Option<Stream>, Cause> {
         if is_auto() || call.site.op.row().has_peer || !self.messages.carries(call)? {
             return Ok(None);

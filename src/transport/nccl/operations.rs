@@ -153,8 +153,8 @@ fn in_parts(call: &Call, parts: &Parts, device: Device) -> Result<(Messages, Mes
     Ok((parts.sends(call.send).collect(), parts.receives(call.recv).collect()))
 }
 
-/// The rows that counts name, which the host has read. The ranks exchange counts through MPI, unless the call has those of both
-/// sides.
+/// The rows that counts name, which the host has read. The ranks exchange counts through MPI,
+/// unless the call has the counts of both sides.
 fn ragged(call: &Call, device: Device) -> Result<(Messages, Messages), Cause> {
     let site = call.site;
     let rows = site.ragged.as_ref().ok_or_else(|| Cause::missing("rows"))?;

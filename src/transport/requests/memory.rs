@@ -87,12 +87,12 @@ impl RequestMemory {
                 }
             };
             blocks.push(block);
-            // SAFETY: it has so many bytes.
+            // SAFETY: it has this number of bytes.
             Ok::<_, Cause>(unsafe { Buffer::new(data, dtype, count) })
         };
         let mut copied = |operand: &Buffer| {
             let buffer = block(operand.dtype(), operand.count())?;
-            // SAFETY: promised by the caller; both hold so many bytes.
+            // SAFETY: promised by the caller; both hold this number of bytes.
             unsafe { device.copy(operand.data(), buffer.data(), buffer.bytes(), stream)? };
             Ok::<_, Cause>(buffer)
         };
@@ -107,7 +107,8 @@ impl RequestMemory {
             (_, _, Some(operand)) => Some(copied(operand)?),
             (Some((dtype, count)), ..) => Some(block(dtype, count)?),
         };
-        // The host reads what was copied. A rank has come to a barrier when its stream has.
+        // The host reads what was copied. A barrier must not start before the stream has reached
+        // it.
         if own.is_none() && (own_operand.is_some() || initial.is_some() || recv.is_none()) {
             device.synchronize(stream)?;
         }

@@ -85,8 +85,9 @@ impl Table {
     }
 }
 
-/// An error if no more operations can be started. To be asked before anything of one is done: what is refused has communicated
-/// nothing. Threads that ask at once may exceed the limit by as many as they are.
+/// Returns an error if no more operations can be initiated. Must be called before an operation does
+/// anything, so that a refused operation has communicated nothing. `n` threads that call it at once
+/// may exceed the limit by `n`.
 pub fn check_room() -> Result<(), Cause> {
     if table().under_way.len() < MOST {
         return Ok(());

@@ -44,9 +44,10 @@ pub struct Request {
     pub record: Option<Plain>,
     /// Types and sizes of the results of the wait: what was received, and the operand.
     results: [Option<(Dtype, usize)>; 2],
-    /// Whether all ranks start the same, if that was asked. Not locked during a wait.
+    /// The result of the check that all ranks initiated the same operation (`MPI4JAX_CHECK=1`). The
+    /// lock is not held while waiting.
     comparison: Mutex<Option<Comparison>>,
-    /// Not locked during a wait.
+    /// The lock is not held while waiting.
     state: Mutex<RequestState>,
 }
 

@@ -383,7 +383,8 @@ impl Worker {
         let send = call.send.filter(|_| dest != any.proc_null);
         let send = send.map(|from| call.recv.map_or(from, |to| from.apart_from(&to, &mut copy)));
         let recv = call.recv.filter(|_| source != any.proc_null);
-        // All that may be wrong is found before UCX writes into a result: an error of UCX's own ends the job.
+        // All that may be wrong is found before UCX writes into a result: an error of UCX's own
+        // aborts the job.
         let no_such_rank = Cause::NoSuchRank { role: "destination", rank: dest, size: comm.size };
         let to = comm.world_rank(dest).ok_or(no_such_rank);
         let label = Label { context, source: comm.rank, tag: sendtag }.encode();
@@ -425,10 +426,11 @@ impl Worker {
         }
     }
 
-    /// Calls UCX until a request has ended, and returns what a receive has received; if nothing arrives, until the time is over.
+    /// Calls UCX until a request has completed, and returns what a receive has received; if nothing
+    /// arrives, until the time is over.
     ///
     /// # Safety
-    /// The request is what `function` has returned; that of a receive, if `received` is given.
+    /// `function` has returned the request; it is the request of a receive, if `received` is given.
     unsafe fn wait(
         &self,
         function: &'static str,

@@ -46,8 +46,8 @@ impl Label {
     }
 }
 
-/// The label of the messages that a receive takes, and the mask of the bits that have to be equal. A receive of any tag takes none
-/// of those of derivatives.
+/// The label of the messages that a receive takes, and the mask of the bits that have to be equal.
+/// A receive of any tag does not match messages of derivatives.
 pub fn wanted(context: u64, source: i32, tag: i32) -> Result<(u64, u64), Cause> {
     let any = wildcards();
     let (source, of_source) = if source == any.source { (0, 0) } else { (source, (1 << SOURCE_BITS) - 1) };

@@ -203,7 +203,7 @@ fn what_is_certain_what_is_stuck_and_what_goes_on() {
             NOTHING,
         ),
         (
-            "a rank of which nothing is known",
+            "a rank that has not been heard of",
             [waits([recv(1, 7)]), RankStatus::default(), waits([recv(0, 7)])],
             NOTHING,
         ),
@@ -338,7 +338,7 @@ fn a_rank_that_has_not_come_may_do_anything() {
     assert_eq!((outcome(&world, 3), outcome(&world, 2)), (NOTHING, STUCK));
 }
 
-/// A job of so many ranks, and its outcome.
+/// A job of this number of ranks, and its outcome.
 type Large = (&'static str, fn(i32, i32) -> RankStatus, &'static str);
 
 #[test]
