@@ -127,18 +127,16 @@ def migrate(
 
     Returns:
         tuple: a pair: array of shape ``(capacity, *S)``, or a pytree of such arrays, and the number
-        of rows that have arrived, an int32 array of shape ``()``. Rows are in the order of the
-        ranks that had them, and in the order that they had there. Zeros follow.
+        of rows that have arrived, an int32 array of shape ``()``. Rows are sorted by source rank;
+        rows from one rank keep their order. The remaining rows are zero.
 
     Raises:
         TypeError: if ``owners`` does not hold integers, or ``count`` is not an integer.
         ValueError: if ``owners`` does not have one entry per row of ``x``, or ``count`` is negative
             or more than the rows of ``x``.
-        jax.errors.JaxRuntimeError: when it runs, from :func:`ragged_alltoall`: about ``capacity``
-            on a rank that would receive more rows; and on all ranks about ``send_counts``, which
-            are ``-n`` then, if ``n`` rows of a rank have owners that are not ranks, and
-            ``-(rows + 1)`` if ``count`` is an array, and negative or more than ``rows``. No row is
-            dropped.
+        jax.errors.JaxRuntimeError, ValueError: as for :func:`ragged_alltoall`, when it runs: on a
+            rank that would receive more than ``capacity`` rows; and on all ranks if an owner is not
+            a valid rank, or if a traced ``count`` is out of range. No row is dropped.
 
     Derivative:
         With respect to ``x`` only: the transpose sends the rows back.

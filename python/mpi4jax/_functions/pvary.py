@@ -25,15 +25,15 @@ def _operation(name: str, comm: MPI.Intracomm | None) -> Operation:
 
 
 def pvary(x: T, *, comm: MPI.Intracomm | None = None) -> T:
-    """Mark a replicated value as used differently by each rank: the identity.
+    """Return a replicated value that each rank uses differently; its cotangents are summed.
 
     The result of allreduce, allgather and bcast is one global value, with one cotangent. If the
     ranks then use it differently, their cotangents differ, and the gradient needs their sum:
-    ``pvary`` adds it. Its derivative is the identity, its transpose an allreduce SUM.
+    ``pvary`` adds this sum. Its derivative is the identity, and its transpose is an allreduce SUM.
 
     Args:
-        x: array, equal on all ranks, of any shape and of a floating-point or complex dtype; or a
-            pytree of such arrays.
+        x: array whose values are the same on all ranks, or a pytree of such arrays. Arrays of
+            integers have no derivative, and are returned unchanged.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
@@ -61,7 +61,7 @@ def pvary(x: T, *, comm: MPI.Intracomm | None = None) -> T:
 
 
 def ipvary(x: T, *, comm: MPI.Intracomm | None = None) -> Request[T]:
-    """Mark a value as :func:`pvary` does, and initiate the allreduce in the backward pass.
+    """Like :func:`pvary`, but the allreduce of the backward pass is nonblocking.
 
     The forward pass sends nothing. In the backward pass, the transpose of ``wait`` initiates an
     :func:`iallreduce` of the cotangents, and the transpose of ``ipvary`` waits for it. If each
@@ -69,8 +69,8 @@ def ipvary(x: T, *, comm: MPI.Intracomm | None = None) -> Request[T]:
     gradients of the layers before it are computed.
 
     Args:
-        x: array, equal on all ranks, of any shape and of a floating-point or complex dtype; or a
-            pytree of such arrays, whose cotangents are added in one message of each dtype.
+        x: array of a floating-point or complex dtype, whose values are the same on all ranks; or a
+            pytree of such arrays, whose cotangents are summed in one reduction for each dtype.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:

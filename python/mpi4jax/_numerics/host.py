@@ -50,10 +50,10 @@ def host_solve(
 
     Raises:
         TypeError: if ``solve``, ``transpose_solve`` or ``A`` is not a function.
-        jax.errors.JaxRuntimeError: when it runs, on all ranks: if ``solve`` raises an exception, or
-            returns shapes that differ from ``b``, on any rank. The message contains the exception
-            and its rank. Other ranks have to return from ``solve`` first: a ``solve`` that
-            communicates should raise errors on all ranks alike.
+        jax.errors.JaxRuntimeError, ValueError: when it runs, on all ranks: if ``solve`` raises an
+            exception, or returns shapes that differ from ``b``, on any rank. The message contains
+            the exception and its rank. Other ranks have to return from ``solve`` first: a ``solve``
+            that communicates should raise errors on all ranks alike.
 
     Derivative:
         The derivative of the solution with respect to ``b``, and to everything that ``A`` closes

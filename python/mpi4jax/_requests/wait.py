@@ -49,8 +49,11 @@ def wait(request: Request[R], *, after: Any = None) -> R:
 
     Raises:
         TypeError: if ``request`` is not a request.
-        ValueError: if ``request`` was changed, or this function has already waited for it.
-        RuntimeError: if the program has already waited for it, or it was never initiated.
+        ValueError: if ``request`` was changed, or if the function that JAX traces has already
+            waited for it.
+        jax.errors.JaxRuntimeError, ValueError: when it runs, if the program has already waited for
+            ``request``, or if the operation was never initiated. It is a ValueError if the call
+            itself raises it, and a JaxRuntimeError if it is raised where the result is used.
 
     Derivative:
         The transpose initiates the adjoint operation, and the transpose of the initiation waits for
@@ -107,7 +110,7 @@ def waitall(requests: Any, *, after: Any = None) -> Any:
         The results, in a pytree of the same structure.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as for :func:`wait`.
+        TypeError, ValueError, jax.errors.JaxRuntimeError: as for :func:`wait`.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

@@ -107,22 +107,24 @@ def ragged_alltoall(
         comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
-        tuple: a pair: array of shape ``(capacity, *S)`` and the dtype of ``x``, first the rows from
-        rank 0, then those from rank 1, and so on, and then zeros; and int32 array of shape
-        ``(n,)``, how many rows came from each rank.
+        tuple: two arrays. The first has shape ``(capacity, *S)`` and the dtype of ``x``: the
+        received rows, sorted by source rank, followed by zeros. The second is an int32 array of
+        shape ``(n,)``: the number of rows from each rank.
 
     Raises:
-        TypeError: if ``send_counts``, ``capacity`` or ``comm`` has a wrong type, or the dtype is
-            not supported.
+        TypeError: if ``send_counts``, ``capacity`` or ``comm`` has the wrong type, or if the dtype
+            is not supported.
         ValueError: if ``send_counts`` does not have one entry per rank, ``capacity`` is negative,
             or the leaves of ``x`` have different numbers of rows.
-        jax.errors.JaxRuntimeError: when it runs, if this rank receives more rows than ``capacity``,
-            or the counts of a rank are negative, exceed the rows of ``x``, or under ``vmap`` differ
-            within the batch. In the latter cases all ranks raise it. No row is dropped silently.
+        jax.errors.JaxRuntimeError, ValueError: when it runs, if this rank receives more rows than
+            ``capacity``; and on all ranks if the counts of a rank are negative, exceed the rows of
+            ``x``, or differ within a batch under ``vmap``. It is a ValueError if the call itself
+            raises it, as in eager code, and a JaxRuntimeError if it is raised where the result is
+            used. No row is dropped silently.
 
     Derivative:
-        With respect to ``x`` only: the transpose sends the rows back, and rows that were not sent
-        get zeros. Under ``vmap`` the batch axis is axis 1 of operand and result.
+        With respect to ``x`` only: the transpose sends the rows back, and the cotangents of rows
+        that were not sent are zero. Under ``vmap`` the batch axis is axis 1 of operand and result.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
