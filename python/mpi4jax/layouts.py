@@ -27,7 +27,7 @@ def layouts_and_comm(
     def known(layout: Any) -> Any:
         if not isinstance(layout, PartitionSpec):
             return layout
-        from .sharding import as_sharding  # loaded only by programs that use it
+        from ._numerics.named_sharding import as_sharding  # loaded only by programs that use it
 
         return as_sharding(op, layout, mesh)
 

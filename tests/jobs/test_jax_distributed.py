@@ -78,7 +78,7 @@ from_blocks = jax.make_array_from_process_local_data(rows, block)
 for asked, answer in json.loads(sys.argv[1]):
     found = value(asked)
     if answer == "AssertionError":
-        # JAX 0.7 compares with the value of rank 0, and newer ones with those of all ranks.
+        # JAX 0.7 compares with the value of rank 0, newer versions with the values of all ranks.
         assert found == answer or (rank == 0 and found is None), (asked, found)
     else:
         assert found == value(answer), (asked, found, answer)

@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from mpi4py import MPI
 from reference import RANK, SIZE, assert_equal
 
 import mpi4jax
@@ -321,3 +323,75 @@ def test_blocks_for_whole_arrays_of_a_compiled_function_are_noticed(has_mesh, ch
     words = [str(w.message) for w in seen if "not the same array" in str(w.message)]
     assert len(words) == (RANK == 0)
     assert all("sharding.jit: argument [1] of 'gradient_blocks" in text for text in words), words
+
+
+# ---- Blocks that are padded to one length
+
+
+@pytest.mark.parametrize("root", [None, SIZE - 1])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_padded_blocks(spec, root):
+    """All ranks have blocks of one shape; where the mask is True, they are the blocks of `cut`."""
+    sharding = NamedSharding(MESH, spec, SHAPE)
+    given = WHOLE if root in (None, RANK) else jax.ShapeDtypeStruct(SHAPE, np.float32)
+    (block, same), mask = cut([given, given], spec, mesh=MESH, root=root, pad=True)
+    assert len(set(MPI.COMM_WORLD.allgather(block.shape))) == 1
+    assert mask.shape == block.shape[: len(spec)]
+    assert_equal(same, block)
+    assert_equal(np.asarray(block)[mask].reshape(expected(spec).shape), expected(spec))
+    again = jax.jit(lambda x: join(x, sharding, root=root, pad=True))(block)
+    if root in (None, RANK):
+        assert_equal(again, WHOLE)
+
+
+@pytest.mark.parametrize("rows", [10, 3, 1, 0])
+def test_padded_rows(rows):
+    """Repeated rows have no weight in values and gradients; a block without rows is zero."""
+    spec = P(("a", "b"))
+    sharding = NamedSharding(MESH, spec, (rows, 2))
+    x = np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2) + 1
+    block, mask = cut(x, sharding, pad=True)
+    own = np.array_split(x, SIZE)[RANK]
+    assert mask.sum() == len(own)
+    assert_equal(
+        block[len(own) :], np.zeros_like(x, shape=(len(mask) - len(own), 2)) + own[-1:].sum(0)
+    )
+
+    def loss(x, w):
+        def of_blocks(x, w, mask):
+            each = jnp.where(mask, ((x * w) ** 2).sum(1), 0)
+            return lax.psum(each.sum(), ("a", "b")), x * w
+
+        f = mpi4jax.shard_map(
+            of_blocks, mesh=MESH, in_specs=(spec, P(), spec), out_specs=(P(), spec)
+        )
+        block, mask = cut(x, sharding, pad=True)
+        total, y = f(block, w, mask)
+        return total + (join(y, sharding, pad=True) ** 3).sum()
+
+    def alone(x, w):
+        return ((x * w) ** 2).sum() + ((x * w) ** 3).sum()
+
+    found = jax.jit(jax.grad(loss, argnums=(0, 1)))(x, np.float32(0.5))
+    for ours, right in zip(found, jax.grad(alone, argnums=(0, 1))(x, np.float32(0.5)), strict=True):
+        np.testing.assert_allclose(ours, right, rtol=1e-5)
+
+
+def test_padded_blocks_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"needs arrays of equal lengths.*a sharding for each"):
+        cut([np.ones(4), np.ones(5)], P("a"), mesh=MESH, pad=True)
+    with pytest.raises(ValueError, match="expected one with the global shape"):
+        join(np.ones(4), NamedSharding(MESH, P("a")), pad=True)
+    if SIZE > 1:
+        with pytest.raises(ValueError, match=r"of shape \(9,\); expected blocks"):
+            join(np.ones(9), NamedSharding(MESH, P("b"), (9,)), pad=True)
+
+
+def test_the_program_of_the_page(capsys):
+    """On any number of ranks, it has the values of ten rows."""
+    page = (Path(__file__).parents[2] / "docs" / "from-shard-map.md").read_text()
+    section = page.partition("## Rows that do not divide evenly")[2]
+    exec(section.partition("```python\n")[2].partition("```")[0], {})
+    printed = capsys.readouterr().out
+    right = "105.0 [ 0.  2.  4.  6.  8. 10. 12. 14. 16. 18.] of "
+    assert printed.startswith(right) if RANK == SIZE - 1 else not printed
