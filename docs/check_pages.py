@@ -1,4 +1,5 @@
-"""Checks the layout of the built pages in Chromium, if it is installed: a part of `make docs`.
+"""Checks the built pages: a part of `make docs`. What readers search for finds its page first
+(`searches.py`), and if Chromium is installed, the layout is checked in it.
 
 On a phone and on a desktop, no page may be wider than the screen, no table or program wider than
 its column (except for the tables of measurements.md, and on a phone programs and those of three
@@ -16,6 +17,8 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+
+import searches
 
 PAGES = Path(__file__).resolve().parent / "_build" / "html"
 WIDTHS = (390, 1366)
@@ -98,6 +101,10 @@ def check(chromium: str) -> tuple[int, list[str]]:
 
 
 def main() -> int:
+    if wrong := searches.check(PAGES):
+        print("\n".join(wrong))
+        return 1
+    print(f"{len(searches.SEARCHES)} searches find their pages first")
     chromium = browser()
     if chromium is None:
         print("the layout of the pages was not checked: Chromium is not installed")

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build_support")
 
 import api_pages
 import docutils.nodes
+import searches
 import sphinx.addnodes
 from address import REPOSITORY
 
@@ -86,6 +87,18 @@ def note_objects(app, doctree):
             section.insert(1, index)
 
 
+def note_searches(app, doctree):
+    """Add index entries for what readers search for, which a search finds before other words."""
+    for words, docname, anchor in searches.SEARCHES:
+        if docname == app.env.docname:
+            sections = doctree.findall(docutils.nodes.section)
+            section = next(s for s in sections if not anchor or anchor in s["ids"])
+            entry = ("single", words, section["ids"][0], "", None)
+            section.insert(1, sphinx.addnodes.index(entries=[entry]))
+
+
 def setup(app):
+    app.add_config_value("readers_searches", searches.SEARCHES, "env")  # a change reads pages again
     app.connect("source-read", read)
     app.connect("doctree-read", note_objects)
+    app.connect("doctree-read", note_searches)
