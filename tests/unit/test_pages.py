@@ -1,13 +1,17 @@
 """The pages can be read on the repository's web view: every link leads somewhere, in two clicks."""
 
+import builtins
 import re
 import subprocess
 import sys
+import urllib.parse
 from collections import deque
 from pathlib import Path
 
+import jax
 import pytest
 from api_pages import slug
+from mpi4py import MPI
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -151,3 +155,43 @@ def test_the_first_bug_of_contributing_can_be_brought_back():
     removed = re.findall(r"^-  +(.*)$", patch.read_text(), re.M)
     assert len(removed) == 2
     assert all(line in page for line in removed)
+
+
+EXCEPTION = re.compile(
+    r"(?<![\w.])(?:(\w+(?:\.\w+)*)\.)?([A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit))\b"
+)
+
+
+def exceptions(text):
+    """The names of exceptions and warnings in a text, with the module if it is given."""
+    for module, name in EXCEPTION.findall(text):
+        yield f"{module}.{name}" if module else name
+
+
+def is_exception(name):
+    """Whether a program can catch it by this name: Python's, JAX's or mpi4py's."""
+    module, _, short = name.rpartition(".")
+    places = {"": builtins, "jax.errors": jax.errors, "MPI": MPI}
+    found = getattr(places.get(module), short, None)
+    return isinstance(found, type) and issubclass(found, BaseException)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
+def test_exceptions_exist(page):
+    """Programs catch what a page says; the pages of the reference have the docstrings."""
+    assert [name for name in {*exceptions(page.read_text())} if not is_exception(name)] == []
+
+
+def test_what_is_no_exception_is_found():
+    text = "raises `ValueError`, jax.errors.JaxRuntimeError, `XlaRuntimeError` or MPI.Exception"
+    assert [name for name in exceptions(text) if not is_exception(name)] == ["XlaRuntimeError"]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
+def test_addresses_are_well_formed(page):
+    """Each is encrypted and complete, and no sentence's mark is a part of it."""
+    for address in re.findall(r"\bhttps?://[^\s)>`\"'|\]}]+", page.read_text()):
+        parts = urllib.parse.urlsplit(address)
+        assert parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1"), address
+        assert re.fullmatch(r"[\w.-]+\.[a-z]{2,}", parts.hostname or "") or parts.port, address
+        assert not address.endswith((",", ";", ":")), address

@@ -53,7 +53,8 @@ def wait(request: Request[R], *, after: Any = None) -> R:
             waited for it.
         jax.errors.JaxRuntimeError, ValueError: when it runs, if the program has already waited for
             ``request``, or if the operation was never initiated. It is a ValueError if the call
-            itself raises it, and a JaxRuntimeError if it is raised where the result is used.
+            itself raises it, and a jax.errors.JaxRuntimeError if it is raised where the result is
+            used.
 
     Derivative:
         The transpose initiates the adjoint operation, and the transpose of the initiation waits for

@@ -119,8 +119,8 @@ def ragged_alltoall(
         jax.errors.JaxRuntimeError, ValueError: when it runs, if this rank receives more rows than
             ``capacity``; and on all ranks if the counts of a rank are negative, exceed the rows of
             ``x``, or differ within a batch under ``vmap``. It is a ValueError if the call itself
-            raises it, as in eager code, and a JaxRuntimeError if it is raised where the result is
-            used. No row is dropped silently.
+            raises it, as in eager code, and a jax.errors.JaxRuntimeError if it is raised where the
+            result is used. No row is dropped silently.
 
     Derivative:
         With respect to ``x`` only: the transpose sends the rows back, and the cotangents of rows
