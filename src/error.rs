@@ -2,14 +2,9 @@
 
 /// A failed operation.
 #[derive(Debug, thiserror::Error)]
-#[error("mpi4jax: {}{}{}{cause}",
-    .op.map(|op| format!("{op}: ")).unwrap_or_default(),
-    .rank.map(|rank| format!("r{rank} | ")).unwrap_or_default(),
-    .transport.map(|name| format!("{name}: ")).unwrap_or_default())]
+#[error("{}: {cause}", .op.unwrap_or("mpi4jax"))]
 pub struct Error {
     pub op: Option<&'static str>,
-    pub rank: Option<i32>,
-    pub transport: Option<&'static str>,
     pub cause: Cause,
 }
 
@@ -136,6 +131,6 @@ impl Cause {
 
 impl From<Cause> for Error {
     fn from(cause: Cause) -> Self {
-        Self { op: None, rank: None, transport: None, cause }
+        Self { op: None, cause }
     }
 }

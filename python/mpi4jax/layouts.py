@@ -10,11 +10,10 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
-from ._numerics.base import as_array
+from ._numerics.base import as_array, rows_to_owners
 from ._numerics.exchange import Exchange, comm_of as comm_of
 from ._numerics.files import is_layout
 from ._numerics.layout import Layout, as_layout, batch_of
-from .ops.ragged_alltoall import ragged_alltoall
 
 __all__ = ["Layout", "migrate", "redistribute"]
 
@@ -134,9 +133,9 @@ def migrate(
         TypeError: if ``owners`` does not hold integers, or ``count`` is not an integer.
         ValueError: if ``owners`` does not have one entry per row of ``x``, or ``count`` is negative
             or more than the rows of ``x``.
-        jax.errors.JaxRuntimeError, ValueError: as for :func:`ragged_alltoall`, when it runs: on a
-            rank that would receive more than ``capacity`` rows; and on all ranks if an owner is not
-            a valid rank, or if a traced ``count`` is out of range. No row is dropped.
+        jax.errors.JaxRuntimeError: when it runs, on all ranks: if a rank would receive more than
+            its ``capacity`` rows, an owner is not a valid rank, or a traced ``count`` is out of
+            range. No row is dropped. A compiled function may raise a ValueError instead.
 
     Derivative:
         With respect to ``x`` only: the transpose sends the rows back.
@@ -179,15 +178,23 @@ def migrate(
             f"{op}: argument 'count' must be from 0 to {owners.size}, the number of rows of 'x', "
             f"got {rows}"
         )
-    limits = np.iinfo(owners.dtype)
-    owners = owners.clip(max(-1, limits.min), min(size, limits.max)).astype(np.int32)
+    owners, rows = _small(owners), _small(jnp.asarray(rows))
     is_sent = jnp.arange(owners.size) < rows
     is_rank = (owners >= 0) & (owners < size)
     keys = jnp.where(is_sent & is_rank, owners, size)
-    wrong = jnp.sum(is_sent & ~is_rank)
-    wrong = jnp.where((rows < 0) | (rows > owners.size), owners.size + 1, wrong)
+    # What is wrong is a negative count: `Wrong` in `src/ops/ragged.rs` has the kinds.
+    codes = 8 * jnp.abs(owners) + jnp.where(owners < 0, 3, 2)
+    wrong = jnp.max(jnp.where(is_sent & ~is_rank, codes, 0), initial=0)
+    code = 8 * jnp.abs(rows) + jnp.where(rows < 0, 5, 4)
+    wrong = jnp.where((rows < 0) | (rows > owners.size), code, wrong)
     counts = jnp.where(wrong > 0, -wrong, jnp.bincount(keys, length=size))
     order = jnp.argsort(keys)  # stable
     ordered = jax.tree.map(lambda leaf: leaf[order], x)
-    found, received = ragged_alltoall(ordered, counts, capacity, comm=comm)
+    found, received = rows_to_owners(ordered, counts, capacity, comm)
     return found, received.sum(dtype=np.int32)
+
+
+def _small(numbers: jax.Array) -> jax.Array:
+    """Return integers as int32, clipped to 28 bits and a sign."""
+    limits, limit = np.iinfo(numbers.dtype), 2**28 - 1
+    return numbers.clip(max(-limit, limits.min), min(limit, limits.max)).astype(np.int32)

@@ -202,14 +202,10 @@ impl Site {
         self.halo.as_ref().map_or(1, |halo| halo.operands())
     }
 
-    /// An error of this operation, before or beside any transport.
+    /// An error of this operation, in the name of the function that the user has called.
     #[cold]
     pub fn error(&self, cause: Cause) -> Error {
-        Error { op: Some(self.name()), rank: Some(self.comm.rank), transport: None, cause }
-    }
-
-    /// Makes errors of this operation on a transport.
-    pub fn on(&self, transport: &'static str) -> impl Fn(Cause) -> Error + Copy {
-        move |cause| Error { transport: Some(transport), ..self.error(cause) }
+        let is_migrate = self.ragged.as_ref().is_some_and(|ragged| ragged.has_owners());
+        Error { op: Some(if is_migrate { "migrate" } else { self.name() }), cause }
     }
 }

@@ -64,7 +64,7 @@ impl<T: TakesDevicePointers> Transport for Direct<T> {
         if needs_processor(call) || !on_host.takes_device_pointers(call) {
             return self.staged.execute(call);
         }
-        self.driver.synchronize(call.stream).map_err(call.site.on(self.name()))?;
+        self.driver.synchronize(call.stream).map_err(|cause| call.site.error(cause))?;
         on_host.execute(call)
     }
 

@@ -31,7 +31,7 @@ impl Transport for HostMpi {
 
     #[inline]
     fn execute(&self, call: &Call) -> Result<(), Error> {
-        mpi::execute(call).map_err(call.site.on(DESCRIPTOR.name))
+        mpi::execute(call).map_err(|cause| call.site.error(cause))
     }
 
     /// Without a copy in between.

@@ -55,8 +55,8 @@ impl<T: Transport> Transport for Staged<T> {
     // One function for all that is staged; not a part of each of its callers.
     #[inline(never)]
     fn execute(&self, call: &Call) -> Result<(), Error> {
-        let Base { name, pool } = &self.base;
-        execute(pool, call, |call| self.on_host.execute(call)).map_err(call.site.on(name))?
+        let Base { pool, .. } = &self.base;
+        execute(pool, call, |call| self.on_host.execute(call)).map_err(|cause| call.site.error(cause))?
     }
 
     fn join(&self, comm: &Arc<Comm>) -> Result<(), Error> {

@@ -24,6 +24,9 @@ pub const MINOR_STATE_STAGE: c_int = 3;
 
 pub const EXTENSION_METADATA: c_int = 1;
 
+/// Codes of errors: XLA puts their names before the messages.
+pub const ERROR_INVALID_ARGUMENT: c_int = 3;
+pub const ERROR_FAILED_PRECONDITION: c_int = 9;
 pub const ERROR_INTERNAL: c_int = 13;
 
 pub const STAGE_INSTANTIATE: c_int = 0;

@@ -130,6 +130,6 @@ impl Description {
     /// An error of this operation where no communicator is known.
     #[cold]
     pub fn error(&self, phase: Phase, cause: Cause) -> Error {
-        Error { op: Some(self.op.name_of(phase)), ..cause.into() }
+        Error { op: Some(self.op.name_of(phase)), cause }
     }
 }

@@ -56,7 +56,17 @@ pub(super) unsafe fn check(api: *const Api, call: &'static str, error: *mut FfiE
 #[cold]
 unsafe fn raise(api: *const Api, error: &Error) -> *mut FfiError {
     let message = CString::new(error.to_string().replace('\0', "")).unwrap_or_default();
-    let fields = c_api::ErrorCreate { message: message.as_ptr(), code: c_api::ERROR_INTERNAL };
+    let code = match error.cause {
+        Cause::Argument { .. } => c_api::ERROR_INVALID_ARGUMENT,
+        Cause::Finalized
+        | Cause::FreedCommunicator { .. }
+        | Cause::FreedReduction
+        | Cause::EarlierFailure { .. }
+        | Cause::UnknownCommunicator { .. }
+        | Cause::Request { .. } => c_api::ERROR_FAILED_PRECONDITION,
+        _ => c_api::ERROR_INTERNAL,
+    };
+    let fields = c_api::ErrorCreate { message: message.as_ptr(), code };
     // SAFETY: promised by the caller; XLA copies the message.
     unsafe { ((*api).error_create)(&mut Args::new(fields)) }
 }

@@ -157,17 +157,22 @@ def test_wrong_counts():
     for count in (4, -1):
         own = COMM.Dup()  # it cannot be used after the error
         send = jax.jit(lambda n: mpi4jax.migrate(rows, owners, 3, count=n, comm=own))  # noqa: B023
-        with pytest.raises(jax.errors.JaxRuntimeError, match="'send_counts' must be"):
-            jax.block_until_ready(send(count))
+        words = rf"migrate: argument 'count' must be .* rows of 'x', got {count} on rank {SIZE - 1}"
+        with pytest.raises(jax.errors.JaxRuntimeError, match=words) as e:
+            jax.block_until_ready(send(count if RANK == SIZE - 1 else 3))
+        assert "test_migrate.py:" in str(e.value)
         own.Free()
 
 
 def test_an_owner_that_is_no_rank():
     """It is an error on all ranks, and the row is not dropped."""
     comm = COMM.Dup()
-    for wrong in (SIZE, -1):
+    for wrong in (SIZE, -1, 2**31 - 1):
         owners = jnp.array([0, wrong if RANK == SIZE - 1 else 0, wrong])
         own = comm.Dup()
         send = jax.jit(lambda owners: mpi4jax.migrate(owners, owners, 9, count=2, comm=own))  # noqa: B023
-        with pytest.raises(jax.errors.JaxRuntimeError, match="'send_counts' must be"):
+        shown = "268435455 or more" if wrong > SIZE else wrong
+        words = rf"migrate: argument 'owners' must be ranks from 0 to {SIZE - 1}, got {shown} on"
+        with pytest.raises(jax.errors.JaxRuntimeError, match=words) as e:
             jax.block_until_ready(send(owners))
+        assert f"on rank {SIZE - 1} when it ran" in str(e.value)

@@ -281,7 +281,7 @@ def test_too_much_names_rank_and_rows(exchange):
         exchange,
         [2] * SIZE,
         2 * SIZE - 1,
-        rf"i?ragged_alltoall: r{RANK} .* argument 'capacity' must be at least the {2 * SIZE} rows "
+        rf"i?ragged_alltoall: argument 'capacity' must be at least the {2 * SIZE} rows "
         rf"that rank {RANK} receives \({each}\), got {2 * SIZE - 1} when it ran, "
         "(test_ragged|reference).py",
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -72,6 +73,22 @@ def _on_device(*numbers: int) -> jax.Array:
     halves = np.array([address], np.uint64).view(np.int32)
     with jax.transfer_guard("allow"):
         return jax.device_put(np.array([*others, *halves], np.int32))
+
+
+_OF_RUN = re.compile(
+    "(?:INVALID_ARGUMENT|FAILED_PRECONDITION|INTERNAL): (?:Buffer Definition Event: )?(.*)", re.S
+)
+_ERRORS = (ValueError, jax.errors.JaxRuntimeError)
+
+
+def raise_own(error: Exception) -> None:
+    """Raise an error of the native module with its own words, and always of one type.
+
+    JAX raises a ValueError if it dispatches from C++, and else a JaxRuntimeError, and puts the name
+    of XLA's code before the message.
+    """
+    if found := _OF_RUN.match(str(error)):
+        raise jax.errors.JaxRuntimeError(found[1]) from None
 
 
 Fields = dict[str, Any]  # of an operation, by their names
@@ -225,7 +242,11 @@ def run(call: Call, with_token: bool = False) -> Any:
         known = _calls.get(key)
         if known is not None and compat.caches_are_kept():
             program, operand = known
-            return program(*args, operand)
+            try:
+                return program(*args, operand)
+            except _ERRORS as error:
+                raise_own(error)
+                raise
     return _run_other(call, with_token, key)
 
 
@@ -257,6 +278,9 @@ def _run_other(call: Call, with_token: bool, key: Any) -> Any:
                 _calls[key] = program, operand
         else:
             out = run_without_operand(make, op, how, args)
+    except _ERRORS as error:
+        raise_own(error)
+        raise
     except TypeError:
         # Raises an error that names an argument that is not an array.
         pack_arguments(op, call.arrays)
@@ -268,7 +292,11 @@ def _run_other(call: Call, with_token: bool, key: Any) -> Any:
         y, *envelope = out if how.env_out else (out,)
         y = jax.tree.unflatten(structure, y)
         out = (y, *envelope) if envelope else y
-    out = _ended(op, out, [*leaves, *counts])
+    try:
+        out = _ended(op, out, [*leaves, *counts])
+    except _ERRORS as error:
+        raise_own(error)
+        raise
     return (out, token) if with_token else out
 
 
@@ -324,6 +352,13 @@ def implementation(primitive: Primitive) -> Callable[..., Any]:
     is_of_request = primitive.name in ("mpi4jax_start", "mpi4jax_wait")
 
     def run_primitive(*args: Any, op: Operation, how: How) -> Any:
+        try:
+            return run_once(*args, op=op, how=how)
+        except _ERRORS as error:
+            raise_own(error)
+            raise
+
+    def run_once(*args: Any, op: Operation, how: How) -> Any:
         if jax.config.jax_disable_jit:  # then the program below would come here again
             return compat.eval_primitive(primitive)(*args, op=op, how=how)
         if not (is_of_request or _reads_operands()):

@@ -348,7 +348,8 @@ class Lowering:
         if isinstance(self.op, Ragged):
             rows, capacity = self.op.rows
             row = math.prod(avals[0].shape[1:])
-            return {"ragged": {"rows": rows, "capacity": capacity, "row": row}}
+            owners = {"has_owners": True} if self.op.has_owners else {}
+            return {"ragged": {"rows": rows, "capacity": capacity, "row": row, **owners}}
         return {}
 
     def describe(self, op: str, **more: Any) -> str:

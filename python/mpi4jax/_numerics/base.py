@@ -38,3 +38,4 @@ from .._requests.request import (
 from .._spmd.boundary import check_whole as check_whole
 from .._spmd.collectives import mentioned as mentioned, names_of as names_of
 from .._spmd.mesh import current as current
+from ..ops.ragged_alltoall import rows_to_owners as rows_to_owners

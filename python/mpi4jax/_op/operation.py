@@ -316,7 +316,13 @@ class WithParts(WithRows):
 
 @dataclass(frozen=True)
 class Ragged(WithRows):
-    """An operation on rows whose numbers are in an array, its counts."""
+    """An operation on rows whose numbers are in an array, its counts.
+
+    Attributes:
+        has_owners: whether `migrate` has made the counts, so that errors name its arguments.
+    """
+
+    has_owners: bool = field(default=False, kw_only=True)
 
     def of_counts(self) -> Operation:
         """Return the operation by which ranks tell each other their counts."""

@@ -51,10 +51,9 @@ def wait(request: Request[R], *, after: Any = None) -> R:
         TypeError: if ``request`` is not a request.
         ValueError: if ``request`` was changed, or if the function that JAX traces has already
             waited for it.
-        jax.errors.JaxRuntimeError, ValueError: when it runs, if the program has already waited for
-            ``request``, or if the operation was never initiated. It is a ValueError if the call
-            itself raises it, and a jax.errors.JaxRuntimeError if it is raised where the result is
-            used.
+        jax.errors.JaxRuntimeError: when it runs, if the program has already waited for ``request``,
+            or if the operation was never initiated. A compiled function may raise a ValueError
+            instead.
 
     Derivative:
         The transpose initiates the adjoint operation, and the transpose of the initiation waits for

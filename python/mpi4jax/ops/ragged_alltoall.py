@@ -116,11 +116,10 @@ def ragged_alltoall(
             is not supported.
         ValueError: if ``send_counts`` does not have one entry per rank, ``capacity`` is negative,
             or the leaves of ``x`` have different numbers of rows.
-        jax.errors.JaxRuntimeError, ValueError: when it runs, if this rank receives more rows than
-            ``capacity``; and on all ranks if the counts of a rank are negative, exceed the rows of
-            ``x``, or differ within a batch under ``vmap``. It is a ValueError if the call itself
-            raises it, as in eager code, and a jax.errors.JaxRuntimeError if it is raised where the
-            result is used. No row is dropped silently.
+        jax.errors.JaxRuntimeError: when it runs, on all ranks: if a rank would receive more rows
+            than its ``capacity``, or the counts of a rank are negative, exceed the rows of ``x``,
+            or differ within a batch under ``vmap``. No row is dropped. A compiled function may
+            raise a ValueError instead.
 
     Derivative:
         With respect to ``x`` only: the transpose sends the rows back, and the cotangents of rows
@@ -139,11 +138,20 @@ def ragged_alltoall(
 
     See also: :func:`alltoallv`, whose counts are known when it is traced; :func:`alltoall`.
     """
+    return _call(x, send_counts, capacity, comm)  # type: ignore[no-any-return]
+
+
+def rows_to_owners(x: T, send_counts: Any, capacity: int, comm: Any) -> tuple[T, jax.Array]:
+    """Return the same for `migrate`, whose arguments its errors name."""
+    return run(_call(x, send_counts, capacity, comm, has_owners=True))  # type: ignore[no-any-return]
+
+
+def _call(x: Any, send_counts: Any, capacity: int, comm: Any, has_owners: bool = False) -> Any:
     c = as_comm("ragged_alltoall", comm)
     counts = _counts_of(send_counts, c)
     expected = "a number of rows, known when it is traced"
     room = static_int("ragged_alltoall", "capacity", capacity, expected)
     if room < 0:
         raise ValueError(f"ragged_alltoall: argument 'capacity' must be {expected}, got {room}")
-    op = RaggedAlltoall(c, rows=(_rows_of(x), room))
-    return call(op, x, counts=(counts,), how=_WITH_COUNTS)  # type: ignore[no-any-return]
+    op = RaggedAlltoall(c, rows=(_rows_of(x), room), has_owners=has_owners)
+    return call(op, x, counts=(counts,), how=_WITH_COUNTS)

@@ -184,9 +184,10 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
             }
             Op::RaggedAlltoall => {
                 let ragged = site.ragged.as_ref().ok_or_else(|| Cause::missing("rows"))?;
-                let exchange =
-                    |ours: &[i32], theirs: &mut [i32]| Group::Of(&site.comm).exchange_counts(ours, theirs);
-                let (to, from) = ragged.agree(call.counts, exchange)?;
+                let group = Group::Of(&site.comm);
+                let exchange = |ours: &[i32], theirs: &mut [i32]| group.exchange_counts(ours, theirs);
+                let (to, from) =
+                    ragged.agree(call.counts, &site.location, exchange, |own| group.largest(own))?;
                 let parts = ragged.parts(&to, &from, &site.location)?;
                 parts.check(call.send, call.recv)?;
                 if let Some(counts) = call.received {

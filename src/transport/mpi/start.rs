@@ -47,7 +47,9 @@ pub unsafe fn start(call: &Call) -> Result<Posted, Cause> {
             Op::RaggedAlltoall => {
                 let ragged = site.ragged.as_ref().ok_or_else(|| Cause::missing("rows"))?;
                 // Python has exchanged them before it starts it.
-                let (to, from) = ragged.agree(call.counts, |_, _| Err(Cause::missing("counts")))?;
+                let missing = || Cause::missing("counts");
+                let (to, from) =
+                    ragged.agree(call.counts, &site.location, |_, _| Err(missing()), |_| Err(missing()))?;
                 let parts = ragged.parts(&to, &from, &site.location)?;
                 parts.check(call.send, call.recv)?;
                 posted.start_parts(call, &parts)?;

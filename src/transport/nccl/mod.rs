@@ -213,7 +213,7 @@ impl Transport for Nccl {
 
     #[inline(never)]
     fn execute(&self, call: &Call) -> Result<(), Error> {
-        let failed = call.site.on(DESCRIPTOR.name);
+        let failed = |cause| call.site.error(cause);
         if !self.messages.carries(call).map_err(failed)? {
             return self.staged.execute(call);
         }
@@ -221,7 +221,7 @@ impl Transport for Nccl {
     }
 
     fn own_stream(&self, call: &Call) -> Result<Option<Stream>, Error> {
-        self.stream_for(call).map_err(call.site.on(DESCRIPTOR.name))
+        self.stream_for(call).map_err(|cause| call.site.error(cause))
     }
 
     unsafe fn start(&self, call: &Call, own: Option<Stream>) -> Result<UnderWay, Error> {

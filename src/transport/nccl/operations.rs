@@ -158,8 +158,9 @@ fn in_parts(call: &Call, parts: &Parts, device: Device) -> Result<(Messages, Mes
 fn ragged(call: &Call, device: Device) -> Result<(Messages, Messages), Cause> {
     let site = call.site;
     let rows = site.ragged.as_ref().ok_or_else(|| Cause::missing("rows"))?;
-    let (to, from) =
-        rows.agree(call.counts, |mine, theirs| Group::Of(&site.comm).exchange_counts(mine, theirs))?;
+    let group = Group::Of(&site.comm);
+    let exchange = |ours: &[i32], theirs: &mut [i32]| group.exchange_counts(ours, theirs);
+    let (to, from) = rows.agree(call.counts, &site.location, exchange, |own| group.largest(own))?;
     let parts = rows.parts(&to, &from, &site.location)?;
     parts.check(call.send, call.recv)?;
     if let Some(received) = &call.received {

@@ -125,7 +125,7 @@ pub unsafe fn start(
 pub(super) unsafe fn post(call: &Call) -> Result<UnderWay, Error> {
     progress::prepare(next_posted).map_err(|cause| call.site.error(cause))?;
     // SAFETY: promised by the caller.
-    Ok(UnderWay::Posted(unsafe { mpi::start(call) }.map_err(call.site.on("mpi"))?))
+    Ok(UnderWay::Posted(unsafe { mpi::start(call) }.map_err(|cause| call.site.error(cause))?))
 }
 
 /// Keeps the memory of an operation that communicates nothing until the wait for it.

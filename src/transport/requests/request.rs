@@ -149,7 +149,7 @@ impl Request {
             RequestState::Failed(cause) => Err(cause),
             RequestState::Taken => Err(Cause::Request { message: "the request is being waited for".into() }),
         };
-        let memory = ended.map_err(self.site.on("mpi"))?;
+        let memory = ended.map_err(|cause| self.site.error(cause))?;
         use_memory(&memory).and_then(|()| memory.give_back(stream)).map_err(|cause| self.site.error(cause))
     }
 

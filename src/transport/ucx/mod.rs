@@ -89,7 +89,7 @@ impl Transport for Ucx {
         if call.site.op.row().is_collective() {
             return self.mpi.execute(call);
         }
-        self.worker.execute(call).map_err(call.site.on(DESCRIPTOR.name))
+        self.worker.execute(call).map_err(|cause| call.site.error(cause))
     }
 
     fn read_numbers(&self, numbers: &Buffer, into: &mut [i32], stream: Stream) -> Result<(), Cause> {

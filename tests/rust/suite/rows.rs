@@ -65,7 +65,7 @@ impl Suite<'_> {
         let mine = (0..size).flat_map(|to| block(rank, to)).collect::<Vec<u8>>();
         let theirs = (0..size).flat_map(|from| block(from, rank)).collect::<Vec<u8>>();
         let site = |adjoint, capacity: usize| {
-            let fields = RaggedFields { rows: of(&sent) + SPARE, capacity, row: count };
+            let fields = RaggedFields { rows: of(&sent) + SPARE, capacity, row: count, has_owners: false };
             let ragged = Ragged::new(self.comm.rank, self.comm.size, fields, adjoint).expect("rows");
             let (ragged, envelope_result) = (Some(Arc::new(ragged)), !adjoint);
             Site { ragged, envelope_result, reverse: adjoint, ..Site::new(op, self.comm) }
