@@ -325,7 +325,7 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
     if rule is None:
         raise _no_rule(primitive.name, params)
     is_loop = primitive is primitives.while_p
-    if is_loop and traces.is_transposed() and not any(perturbed(trace, x) for x in args):
+    if is_loop and traces.is_transposed() and not any(traces.are_perturbed(trace, args)):
         return None  # on a rank where it is perturbed, JAX refuses to transpose it
     own = _own_token(primitive, params, args)
     if own is not None and perturbed(trace, own):

@@ -21,7 +21,7 @@ from jax.interpreters import ad
 
 from .._jax import compat, traces
 from .._op.primitive import effect
-from .tracing import depend_on, needs_token, perturbed, token_of
+from .tracing import depend_on, needs_token, token_of
 
 # ---- Trials
 
@@ -78,7 +78,7 @@ def _differentiates_ops(trace: Any, args: Sequence[Any], rule: Any) -> bool:
     """
     types = [jax.typeof(x) for x in args]
     tangents = [x.to_tangent_aval() for x in types]
-    which = [perturbed(trace, x) for x in args]
+    which = traces.are_perturbed(trace, args)
 
     def run(*traced: Any) -> Any:
         rest = iter(traced[len(types) :])
@@ -111,13 +111,20 @@ def _results(
     If the rule alone communicates, JAX uses it where an argument is perturbed, and only there.
     """
     is_jvp = primitive is primitives.custom_jvp_call_p
-    which = [perturbed(trace, x) for x in args]
+    which = traces.are_perturbed(trace, args)
     leaves_out = is_jvp and symbolic_zeros and not all(which)
     if any(which) and not leaves_out:
         return bind(args)
 
     if any(which):
         is_needed = _differentiates_ops(trace, args, rules[0])
+    elif traces.stages_functions(trace):
+        # No trial: JAX stages the function once, and again only if it communicates.
+        results = traces.bind_unless(needs_token, bind, args)
+        if results is not None:
+            return results
+        traces.let_call_again(fun)
+        is_needed = True
     else:
         is_needed = communicates(fun, args)
     token = token_of(trace) if is_needed else None
@@ -134,7 +141,7 @@ def _results_of_shard_map(
     bind: Callable[[Sequence[Any]], Any], trace: Any, args: Sequence[Any], fun: Any, equation: Any
 ) -> Any:
     """Return the results of a `jax.shard_map`; perturb one argument if it communicates."""
-    if any(perturbed(trace, x) for x in args):
+    if any(traces.are_perturbed(trace, args)):
         return bind(args)
 
     token = token_of(trace)

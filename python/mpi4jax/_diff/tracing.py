@@ -85,16 +85,12 @@ class Differentiation:
     """What is remembered of a differentiating trace; no tracers of its own, to avoid cycles.
 
     Attributes:
-        inputs: primal and tangent of each input of the function that is differentiated.
-        has_begun: whether it has come to an equation; what it differentiates from then on is none.
         token: primal and tangent of the token that the next operation takes.
         rewritten: the primitive of an equation that a rule of `ad.py` is about to bind, with the
             token. To JAX it is an equation like any other.
     """
 
     def __init__(self) -> None:
-        self.inputs: list[tuple[Any, Any]] = []
-        self.has_begun = False
         self.token: Any = None
         self.rewritten: Primitive | None = None
 
@@ -106,20 +102,13 @@ def _differentiation(trace: Any) -> Differentiation:
     return found
 
 
-def _remember_input(trace: Any, primal: Any, tangent: Any) -> None:
-    """Remember an input: JAX makes the tracers of inputs before the first equation."""
-    this = _differentiation(trace)
-    if not this.has_begun and jnp.issubdtype(jax.typeof(tangent).dtype, np.inexact):
-        this.inputs.append((primal, tangent))
-
-
 def remember_token(trace: Any, token: Any) -> None:
     """Pass the token of an operation on to the next operation of ``trace``."""
     _differentiation(trace).token = traces.primal_and_tangent(trace, token)
 
 
 def perturbed(trace: Any, value: Any) -> bool:
-    return traces.primal_and_tangent(trace, value)[1] is not None
+    return traces.are_perturbed(trace, [value])[0]
 
 
 def token_of(trace: Any) -> Any:
@@ -137,14 +126,16 @@ def token_of(trace: Any) -> Any:
         below = token_of(trace.parent_trace)
         # Not for a constant, which JAX's transfer guard would count as a transfer.
         varies = isinstance(below, jax.core.Tracer)
-        batched = any(traces.is_batched(t) for _, t in this.inputs)
+        inputs = traces.inputs(trace)
+        batched = any(traces.is_batched(t) for _, t in inputs)
         with traces.primals_of(trace):
-            xs = [x for x, _ in this.inputs]
-            primal = seed_p.bind(*xs, *[below] * varies, batched_tangents=batched)
-        if not this.inputs:
+            primal = seed_p.bind(
+                *(x for x, _ in inputs), *[below] * varies, batched_tangents=batched
+            )
+        if not inputs:
             return None
         with traces.tangents_of(trace):
-            this.token = primal, seed_p.bind(*(t for _, t in this.inputs))
+            this.token = primal, seed_p.bind(*(t for _, t in inputs))
     return traces.dual(trace, *this.token)
 
 
@@ -178,21 +169,20 @@ Handle = Callable[[Any, Primitive, Sequence[Any], dict[str, Any]], Any]
 
 
 def rewrite_equations(handle: Handle) -> None:
-    """Call ``handle(trace, primitive, args, params)`` before an equation is differentiated.
+    """Call ``handle(trace, primitive, args, params)`` before an equation is differentiated that is
+    of a primitive of this package or holds functions with effects.
 
     It returns None to leave the equation to JAX, or its results.
     """
 
     def on_equation(trace: Any, primitive: Any, args: Any, params: Any) -> Any:
         this = _differentiation(trace)
-        this.has_begun = True
         if primitive is this.rewritten:
             this.rewritten = None
             return None
         return handle(trace, primitive, args, params)
 
     traces.on_equation(on_equation)
-    traces.on_perturbed(_remember_input)
 
 
 @contextlib.contextmanager

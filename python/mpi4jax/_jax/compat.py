@@ -66,15 +66,16 @@ traceback_util.register_exclusion(_PACKAGE)
 NOT_THE_USERS = (_PACKAGE + os.sep, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
 
 
-def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace a function of JAX by ``around(original, *args)``."""
+def replace_by(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+    """Replace a function of JAX by ``make(original)``, which programs that never communicate call,
+    too: for them it should call ``original`` and little else (`tests/unit/test_import_cost.py`)."""
     original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(make(original)))
 
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
 
-    setattr(owner, name, wrapped)
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a function of JAX, which programs seldom call, by ``around(original, *args)``."""
+    replace_by(owner, name, lambda original: lambda *a, **kw: around(original, *a, **kw))
 
 
 def allows_transfers(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,15 +199,24 @@ def replace_lowered(
             if effect in closed_jaxpr.effects and "for more than 1 device" in str(error):
                 raise ValueError(refusal) from None
             raise
-        except KeyError as error:  # up to 0.7: the tokens of a primitive that has no effects
-            if error.args == (effect,):
-                raise NotImplementedError(hidden) from None
-            raise
         if effect in closed_jaxpr.effects:
             finish(lowered)
         return lowered
 
-    wrap(pxla, "lower_sharding_computation", lower)
+    def make(original: Any) -> Callable[..., Any]:
+        def lower_or_refuse(closed_jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                if closed_jaxpr.effects:
+                    return lower(original, closed_jaxpr, *args, **kwargs)
+                return original(closed_jaxpr, *args, **kwargs)
+            except KeyError as error:  # up to 0.7: the tokens of a primitive that has no effects
+                if error.args == (effect,):
+                    raise NotImplementedError(hidden) from None
+                raise
+
+        return lower_or_refuse
+
+    replace_by(pxla, "lower_sharding_computation", make)
     return True
 
 

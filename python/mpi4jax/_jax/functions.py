@@ -51,17 +51,20 @@ def opened(jaxpr: Any) -> Jaxpr:
 # ---- Of any primitive
 
 
-def _is_function(value: Any) -> bool:
-    return isinstance(value, (ClosedJaxpr, Jaxpr))
+FUNCTION = (ClosedJaxpr, Jaxpr)
 
 
-def inner_jaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def inner_jaxprs(params: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return the functions in an equation, open or closed, by the names of their parameters."""
+    found: list[tuple[str, Any]] = []
     for name, value in params.items():
-        several = isinstance(value, (tuple, list))
-        for i, v in enumerate(value if several else (value,)):
-            if _is_function(v):
-                yield f"{name}[{i}]" if several else name, v
+        if isinstance(value, FUNCTION):
+            found.append((name, value))
+        elif isinstance(value, (tuple, list)):
+            for i, v in enumerate(value):
+                if isinstance(v, FUNCTION):
+                    found.append((f"{name}[{i}]", v))
+    return found
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[Any]:
@@ -76,10 +79,10 @@ def with_functions(params: dict[str, Any], by: Callable[[Any], Any]) -> dict[str
     """Return the parameters with other functions in them."""
 
     def replaced(value: Any) -> Any:
-        if _is_function(value):
+        if isinstance(value, FUNCTION):
             return by(value)
-        if isinstance(value, tuple) and any(map(_is_function, value)):
-            new = [by(v) if _is_function(v) else v for v in value]
+        if isinstance(value, tuple) and any(isinstance(v, FUNCTION) for v in value):
+            new = [by(v) if isinstance(v, FUNCTION) else v for v in value]
             return type(value)(*new) if hasattr(value, "_fields") else tuple(new)
         return value
 

@@ -13,7 +13,7 @@ from jax._src.interpreters import mlir as _mlir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from .compat import Effect, wrap
+from .compat import Effect, replace_by
 
 
 class _OneOrder(mlir.TokenSet):
@@ -44,19 +44,14 @@ def _apart(given: Any, one: Any) -> Any:
 def share(effect: Effect) -> None:
     """Give the ordered effects of a function one order, if ``effect`` is one of them."""
 
-    def lower(
-        original: Callable[..., Any],
-        ctx: Any,
-        jaxpr: Any,
-        names: Any,
-        tokens: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if len(tokens) < 2 or effect not in tokens.effects():
-            return original(ctx, jaxpr, names, tokens, *args, **kwargs)
-        one = _one(tokens, [token for _, token in tokens.items()])
-        out, one = original(ctx, jaxpr, names, one, *args, **kwargs)
-        return out, _apart(tokens, one)
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def lower(ctx: Any, jaxpr: Any, names: Any, tokens: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(tokens) < 2 or effect not in tokens.effects():
+                return original(ctx, jaxpr, names, tokens, *args, **kwargs)
+            one = _one(tokens, [token for _, token in tokens.items()])
+            out, one = original(ctx, jaxpr, names, one, *args, **kwargs)
+            return out, _apart(tokens, one)
 
-    wrap(_mlir, "jaxpr_subcomp", lower)
+        return lower
+
+    replace_by(_mlir, "jaxpr_subcomp", make)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax._src import api, core
 from jax._src.interpreters import ad as _ad, batching as _batching, partial_eval as pe
 from jax.api_util import debug_info
@@ -19,7 +21,8 @@ from jax.extend import linear_util as lu
 from jax.extend.core import ClosedJaxpr, Literal, Primitive
 from jax.interpreters import ad, partial_eval as public_pe
 
-from .compat import unless_changed, wrap
+from .compat import replace_by, unless_changed, wrap
+from .functions import FUNCTION
 from .workarounds import is_needed
 
 _DIFFERENTIATING = (ad.JVPTrace, _ad.LinearizeTrace)
@@ -45,18 +48,21 @@ def is_transposed() -> bool:
     return _processing.is_transposed
 
 
-def _note_mode(trace: Any) -> None:
-    """Note the same of a new trace. Up to JAX 0.7, `jax.linearize` counts as reverse mode."""
-    is_reverse = _processing.is_transposed or isinstance(trace, _ad.LinearizeTrace)
-    trace.mpi4jax_is_transposed = getattr(trace, "is_vjp", is_reverse)
-
-
 def outside_of_vmap(trace: Any) -> Any:
     """Return the trace in which the `vmap` is done that ``trace`` belongs to, if it belongs to
     one."""
     while hasattr(trace, "axis_data"):
         trace = trace.parent_trace
     return trace
+
+
+def are_perturbed(trace: Any, values: Sequence[Any]) -> list[bool]:
+    """Return which values of a differentiating trace have a tangent that is not zero."""
+    found = []
+    for value in values:
+        is_tracer = type(value) in _TRACERS.values()
+        found.append(is_tracer and type(trace.to_primal_tangent_pair(value)[1]) is not ad.Zero)
+    return found
 
 
 def primal_and_tangent(trace: Any, value: Any) -> tuple[Any, Any]:
@@ -101,36 +107,69 @@ def current(trace: Any) -> Any:
 
 
 def on_equation(handle: Callable[..., Any]) -> None:
-    """Call ``handle(trace, primitive, args, params)`` before an equation is differentiated.
+    """Call ``handle(trace, primitive, args, params)`` before an equation is differentiated that is
+    of a primitive of this package or holds functions with effects.
 
     It returns None to leave the equation to JAX, or its results.
     """
 
-    def process(original: Any, self: Any, primitive: Any, args: Any, params: Any) -> Any:
-        before = _processing.is_transposed
-        _processing.is_transposed = getattr(self, "mpi4jax_is_transposed", before)
-        try:
-            out = handle(self, primitive, args, params)
-            return original(self, primitive, args, params) if out is None else out
-        finally:
-            _processing.is_transposed = before
+    def make(original: Any) -> Callable[..., Any]:
+        def process(self: Any, primitive: Any, args: Any, params: Any) -> Any:
+            # Every program calls this function for each equation that JAX differentiates, so it
+            # calls as few functions in Python as possible.
+            self.mpi4jax_has_begun = True
+            # "_prim": a high-level primitive, of JAX 0.12
+            is_handled = "_prim" in params or primitive.name.startswith("mpi4jax")
+            for value in params.values():
+                if isinstance(value, FUNCTION):
+                    is_handled = is_handled or bool(value.effects)
+                elif isinstance(value, (tuple, list)):
+                    for v in value:
+                        is_handled = is_handled or (isinstance(v, FUNCTION) and bool(v.effects))
+            before = _processing.is_transposed
+            _processing.is_transposed = getattr(self, "mpi4jax_is_transposed", before)
+            try:
+                out = handle(self, primitive, args, params) if is_handled else None
+                if out is not None:
+                    return out
+                return original(self, primitive, args, params)
+            finally:
+                _processing.is_transposed = before
+
+        return process
 
     for trace in _DIFFERENTIATING:
-        wrap(trace, "process_primitive", process)
+        replace_by(trace, "process_primitive", make)
 
 
-def on_perturbed(handle: Callable[[Any, Any, Any], None]) -> None:
-    """Call ``handle(trace, primal, tangent)`` for each value that a trace differentiates."""
+def _remembering_inputs(original: Any) -> Callable[..., Any]:
+    """A trace has its inputs, and whether it is transposed, from its first tracer on.
 
-    def init(original: Any, self: Any, trace: Any, primal: Any, tangent: Any) -> None:
+    JAX makes the tracers of the inputs before the trace comes to its first equation.
+    """
+
+    def init(self: Any, trace: Any, primal: Any, tangent: Any) -> None:
         original(self, trace, primal, tangent)
-        if not hasattr(trace, "mpi4jax_is_transposed"):  # while what makes the trace is processed
-            _note_mode(trace)
-        if type(tangent) is not ad.Zero:
-            handle(trace, primal, tangent)
+        if not hasattr(trace, "mpi4jax_inputs"):
+            trace.mpi4jax_inputs = []
+            # This is while the equation is processed that makes the trace. Up to JAX 0.7,
+            # `jax.linearize` counts as reverse mode.
+            is_reverse = _processing.is_transposed or isinstance(trace, _ad.LinearizeTrace)
+            trace.mpi4jax_is_transposed = getattr(trace, "is_vjp", is_reverse)
+        if not hasattr(trace, "mpi4jax_has_begun") and type(tangent) is not ad.Zero:
+            trace.mpi4jax_inputs.append((primal, tangent))
 
-    for tracer in _TRACERS.values():
-        wrap(tracer, "__init__", init)
+    return init
+
+
+for _tracer in _TRACERS.values():
+    replace_by(_tracer, "__init__", _remembering_inputs)
+
+
+def inputs(trace: Any) -> list[tuple[Any, Any]]:
+    """Return primal and tangent of each input of the function that a trace differentiates."""
+    found = getattr(trace, "mpi4jax_inputs", ())
+    return [(x, t) for x, t in found if jnp.issubdtype(jax.typeof(t).dtype, np.inexact)]
 
 
 def on_custom_derivative(handle: Callable[..., Any]) -> None:
@@ -140,19 +179,71 @@ def on_custom_derivative(handle: Callable[..., Any]) -> None:
     ``bind(args)`` gives those that JAX finds for these arguments.
     """
 
-    def process(
-        original: Any, self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any
-    ) -> Any:
-        *rules, args = rest
+    def make(original: Any) -> Callable[..., Any]:
+        def process(self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any) -> Any:
+            *rules, args = rest
 
-        def bind(args: Sequence[Any]) -> Any:
-            return original(self, primitive, fun, *rules, args, **params)
+            def bind(args: Sequence[Any]) -> Any:
+                return original(self, primitive, fun, *rules, args, **params)
 
-        return handle(bind, self, primitive, args, fun, rules, params["symbolic_zeros"])
+            return handle(bind, self, primitive, args, fun, rules, params["symbolic_zeros"])
+
+        return process
 
     for trace in _DIFFERENTIATING:
-        wrap(trace, "process_custom_jvp_call", process)
-        wrap(trace, "process_custom_vjp_call", process)
+        replace_by(trace, "process_custom_jvp_call", make)
+        replace_by(trace, "process_custom_vjp_call", make)
+
+
+class _Attempt(threading.local):
+    """A function that this thread stages for :func:`bind_unless`, until its jaxpr is made."""
+
+    is_refused: Callable[[Any], bool] | None = None
+
+
+_attempt = _Attempt()
+
+
+class _RefusedError(Exception):
+    """The function of an equation is not wanted in it as it is."""
+
+
+def stages_functions(trace: Any) -> bool:
+    """Return whether the trace below, outside of `vmap`s, stages functions that have rules."""
+    below = trace.parent_trace
+    while hasattr(below, "axis_data"):
+        below = below.parent_trace
+    if not isinstance(below, pe.DynamicJaxprTrace) or getattr(below, "requires_low", False):
+        return False
+    return not getattr(jax.config, "jax_eager_constant_folding", False)
+
+
+def bind_unless(
+    is_refused: Callable[[Any], bool], bind: Callable[[Sequence[Any]], Any], args: Sequence[Any]
+) -> Any:
+    """Return the results of ``bind(args)``, or None if ``is_refused(jaxpr)`` of the first function
+    that JAX stages for it; nothing has been added to the function around it then."""
+    _attempt.is_refused = is_refused
+    try:
+        return bind(args)
+    except _RefusedError:
+        return None
+    finally:
+        _attempt.is_refused = None
+
+
+def _stage(original: Any) -> Callable[..., Any]:
+    def trace(*args: Any, **kwargs: Any) -> Any:
+        is_refused, _attempt.is_refused = _attempt.is_refused, None
+        out = original(*args, **kwargs)
+        if is_refused is not None and is_refused(out[0]):
+            raise _RefusedError
+        return out
+
+    return trace
+
+
+replace_by(pe, "trace_to_jaxpr_dynamic", _stage)
 
 
 def on_shard_map(handle: Callable[..., Any]) -> None:
@@ -193,16 +284,20 @@ def on_linear_transpose(handle: Callable[[Any, Sequence[Any]], Any]) -> None:
     wrap(pe, "trace_to_jaxpr_nounits", trace)
 
 
-def _forget(original: Any, ins: Any, outs: Any, handles: Any, *args: Any, **kwargs: Any) -> Any:
+def _forget(original: Any) -> Callable[..., Any]:
     """Drop what a trace keeps of effects once its jaxpr is made: cycles, leaks to JAX's checker."""
-    jaxpr = original(ins, outs, handles, *args, **kwargs)
-    if isinstance(handles, list):
-        handles.clear()
-    return jaxpr
+
+    def make_jaxpr(ins: Any, outs: Any, handles: Any, *args: Any, **kwargs: Any) -> Any:
+        jaxpr = original(ins, outs, handles, *args, **kwargs)
+        if isinstance(handles, list):
+            handles.clear()
+        return jaxpr
+
+    return make_jaxpr
 
 
 if is_needed("effects of traces"):
-    wrap(pe, "tracers_to_jaxpr", _forget)
+    replace_by(pe, "tracers_to_jaxpr", _forget)
 
 
 def treat_as_pure(primitive: Primitive, when: Callable[[dict[str, Any]], Any]) -> None:
