@@ -77,7 +77,7 @@ class _Save:
             store.write(self._begun, self.rank, self.values)
 
     def complete(self, comm: MPI.Intracomm, write: Callable[[], None]) -> None:
-        """Publish the checkpoint if this function has raised an error on no rank."""
+        """Publish the checkpoint, unless a rank has raised an error."""
         try:
             files.agree("save", comm, write)
             obsolete = files.of_first("save", comm, self._publish)
@@ -101,7 +101,7 @@ class _Save:
         return [*begun.old, *older]
 
     def _abandon(self, comm: MPI.Intracomm) -> None:
-        """Remove what this save has made. Nobody writes any more."""
+        """Remove the files of this save. No rank writes any more."""
         begun = self._begun
         with contextlib.suppress(OSError):
             if files.of_first("save", comm, lambda: store.is_published(begun)):
@@ -116,7 +116,7 @@ class _Save:
         store.abandon(self._begun, self._lock)
 
     def leave(self) -> None:
-        """Give back the lock of a save that does not go on."""
+        """Release the lock of a save that was given up."""
         if self._lock is not None:
             self._lock.leave()
 
@@ -135,7 +135,7 @@ def save(
     Saving is atomic: a job that is killed while saving leaves the previous checkpoint intact.
 
     Args:
-        path: a directory, which is made if it does not exist. The new checkpoint replaces the
+        path: a directory, which is created if it does not exist. The new checkpoint replaces the
             previous one. If a job was killed while saving, the next call with the same path removes
             what is left. Other files in the directory stay.
         tree: this rank's arrays: a pytree of JAX's or NumPy's arrays, random keys, and numbers.
@@ -146,9 +146,9 @@ def save(
             arrays of all ranks are joined, which may have different lengths; or None for values
             that are the same on all ranks, and that rank 0 writes. Pass one for the whole tree, or
             a pytree of them that is a prefix of the tree, as ``in_axes`` of :func:`jax.vmap`.
-        keep: number of checkpoints to keep: if ``path`` ends with a number, such as ``run/300``,
-            those in ``run`` with the ``keep`` largest numbers; the others are removed when this one
-            is complete. By default, all are kept.
+        keep: number of checkpoints to keep, for a ``path`` that ends with a number, such as
+            ``run/300``. The checkpoints in ``run`` with the ``keep`` largest numbers are kept; the
+            others are removed when this one is complete. By default, all are kept.
         mesh: :class:`mpi4jax.Mesh` of the `PartitionSpec`; by default the mesh of ``with mesh:``.
         comm: communicator of the ranks; by default the mesh's communicator, or a clone of
             ``COMM_WORLD``.
@@ -187,7 +187,7 @@ def save(
 
 
 class AsyncCheckpointer:
-    """Save checkpoints while the program goes on.
+    """Save checkpoints in the background, while the program continues.
 
     ``save`` copies the arrays to the host and returns. A thread writes them and publishes the
     checkpoint when all ranks have written; it communicates on a duplicate of the communicator, so
@@ -195,8 +195,8 @@ class AsyncCheckpointer:
     ``MPI_THREAD_MULTIPLE``, the thread only writes, and ``wait`` or the next ``save``
     publishes the checkpoint.
 
-    A job that ends waits for the save. If that fails, the job is aborted with exit status 1, as
-    after an uncaught exception, unless ``MPI4JAX_ABORT=0``: then the error is only printed.
+    At exit, the job waits for the save to complete. If the save fails, the job is aborted with exit
+    status 1, as after an uncaught exception. With ``MPI4JAX_ABORT=0``, the error is only printed.
 
     Example:
         >>> import tempfile
@@ -232,7 +232,7 @@ class AsyncCheckpointer:
         mesh: Mesh | None = None,
         comm: MPI.Intracomm | None = None,
     ) -> None:
-        """Wait for the save before, and begin another one. Collective.
+        """Wait for the previous save, and begin another one. Collective.
 
         The program may overwrite or donate the arrays when this returns.
 
@@ -240,9 +240,9 @@ class AsyncCheckpointer:
             path, tree, layouts, keep, mesh, comm: as for :func:`mpi4jax.checkpoints.save`.
 
         Raises:
-            OSError: if a rank could not write the checkpoint before. This one is not begun.
-            Exception: as :func:`mpi4jax.checkpoints.save`, for what is found before data are
-                written.
+            OSError: if a rank could not write the previous checkpoint. The new one is not begun.
+            Exception: as for :func:`mpi4jax.checkpoints.save`, if the error is found before data
+                are written.
         """
         self.wait()
         layouts, comm = layouts_and_comm("save", layouts, mesh, comm)
@@ -272,7 +272,8 @@ class AsyncCheckpointer:
             self._complete()
 
     def _complete(self) -> None:
-        """Publish what all ranks have written, or let all ranks have the error of one."""
+        """Publish the checkpoint if all ranks have written; otherwise, raise the error of one rank
+        on all ranks."""
         assert self._this is not None
         failed = self._error
 
@@ -328,7 +329,8 @@ def latest(directory: str | os.PathLike[str], *, comm: MPI.Intracomm | None = No
     """Return the newest checkpoint whose name is a number. Collective.
 
     Args:
-        directory: where the checkpoints are, such as ``run`` for ``run/100`` and ``run/200``.
+        directory: parent directory of the checkpoints, such as ``run`` for ``run/100`` and
+            ``run/200``.
         comm: communicator of the ranks; by default a clone of ``COMM_WORLD``.
 
     Returns:

@@ -1,11 +1,11 @@
 """Fourier, cosine and sine transforms of distributed arrays.
 
 A transform is local transforms along the axes that are whole, and redistributions between them.
-Going back to the layout that one came from costs another redistribution, so the spectrum is left in
-the layout of the last one, or in the layout of the array with ``natural=True``. All functions take
-the layout of the array, not the layout of its spectrum, which is :func:`spectral_layout`. As
-mpi4py-fft (Dalcin, Mortensen and Keyes, J. Parallel Distrib. Comput. 128, 2019) and PencilFFTs.jl
-do it.
+Returning to the original layout costs another redistribution, so the spectrum is left in the layout
+of the last one, or in the layout of the array with ``natural=True``. All functions take the layout
+of the array, not the layout of its spectrum, which is :func:`spectral_layout`. The algorithm is the
+one of mpi4py-fft (Dalcin, Mortensen and Keyes, J. Parallel Distrib. Comput. 128, 2019) and
+PencilFFTs.jl.
 """
 
 from __future__ import annotations
@@ -81,12 +81,13 @@ def fftn(
 
     Raises:
         TypeError: if ``layout`` is not a :class:`Layout`.
-        ValueError: if ``x`` does not have the shape of this rank's block, the layout has more
-            blocks than there are ranks, ``axes`` or ``norm`` is invalid, or the only axis of the
-            array is decomposed.
+        ValueError: if ``x`` does not have the shape of this rank's block, if the layout has more
+            blocks than there are ranks, if ``axes`` or ``norm`` is invalid, or if the only axis of
+            the array is decomposed.
 
     Derivative:
-        Linear: its transpose is the same transform, backward through the same layouts.
+        The transform is linear. Its transpose is the same transform, backward through the same
+        layouts.
 
     Example:
         >>> import numpy as np, mpi4jax.notoken as mpi4jax
@@ -338,7 +339,7 @@ def dctn(
             complex array are transformed.
         layout, axes, natural, comm: as for :func:`fftn`.
         type: 1 (points at the walls), 2 (points half a cell away from the walls) or 3 (the inverse
-            of type 2, but for a factor). Type 1 needs two points or more.
+            of type 2, except for a factor). Type 1 needs two points or more.
         norm: "backward" (or None), "ortho" or "forward", as in :mod:`scipy.fft`. With "ortho", the
             transform is an orthogonal matrix.
 
@@ -350,7 +351,7 @@ def dctn(
         TypeError, ValueError: as for :func:`fftn`, or if ``type`` is not 1, 2 or 3.
 
     Derivative:
-        Linear: its transpose goes backward through the same layouts.
+        The transform is linear. Its transpose goes backward through the same layouts.
 
     Example:
         >>> import numpy as np, scipy.fft, mpi4jax.notoken as mpi4jax
@@ -412,7 +413,7 @@ def dstn(
     Args:
         x, layout, axes, natural, comm: as for :func:`dctn`.
         type: 1 (the walls are one cell away from the outermost points), 2 (half a cell away) or 3
-            (the inverse of type 2, but for a factor).
+            (the inverse of type 2, except for a factor).
         norm: as for :func:`dctn`.
 
     Returns:

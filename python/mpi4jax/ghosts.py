@@ -145,16 +145,17 @@ class _Directory:
 class Plan(Uncopied):
     """A plan for the exchange of rows by global index.
 
-    All ranks of ``comm`` make it together, eagerly. The directory of the owners is distributed over
-    the ranks, so no rank has a list of all ids. Time and memory grow with the number of this rank's
-    ids, plus a few integers for each other rank. Traced functions close over a plan, or take it as
-    a static argument. A plan is equal only to itself.
+    All ranks of ``comm`` make a plan together, outside compiled functions. The directory of owners
+    is distributed over the ranks, so no rank has a list of all ids. Time and memory grow with the
+    number of this rank's ids, plus a few integers for each other rank. A traced function may close
+    over a plan, or take it as a static argument. Plans are compared by identity.
 
     Args:
         owned_ids: ids of the rows that this rank owns: a 1-D NumPy array of integers, in any order,
             that need not be contiguous; or empty. Each id has one owner.
-        needed_ids: ids of the rows that this rank needs, likewise, in the order of the result of
-            :meth:`fill`. An id may occur more than once, and may be owned by this rank.
+        needed_ids: ids of the rows that this rank needs, in the order of the result of
+            :meth:`fill`; an array like ``owned_ids``. An id may occur more than once, and may be
+            owned by this rank.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Attributes:
@@ -291,12 +292,12 @@ class Plan(Uncopied):
 
         Args:
             x: array of shape ``(len(owned_ids), *S)``, of any dtype, rows in the order of
-                ``owned_ids``; ``S`` is equal on all ranks. Or a pytree of such arrays, which
-                travel together.
+                ``owned_ids``; ``S`` is the same on all ranks. Or a pytree of such arrays, which are
+                sent together.
 
         Returns:
             Array of shape ``(len(needed_ids), *S)`` and the dtype of ``x``, rows in the order of
-            ``needed_ids``; or a pytree of those.
+            ``needed_ids``; or a pytree of such arrays.
 
         Raises:
             ValueError: if ``x`` does not have one row per owned id.
@@ -316,8 +317,8 @@ class Plan(Uncopied):
                 ``needed_ids``; or a pytree of such arrays.
 
         Returns:
-            Array of shape ``(len(owned_ids), *S)`` and the dtype of ``y``: zeros where no rank
-            needs the row. The order of each sum is always the same.
+            Array of shape ``(len(owned_ids), *S)`` and the dtype of ``y``: zero for rows that no
+            rank needs. Each sum is always evaluated in the same order.
 
         Raises:
             TypeError: if ``y`` does not hold numbers.
@@ -333,7 +334,8 @@ class Plan(Uncopied):
     def ifill(self, x: Any) -> Any:
         """Initiate :meth:`fill` without waiting; :func:`mpi4jax.wait` returns its result.
 
-        It takes the arguments of :meth:`fill`. Between the two, compute what needs no ghosts.
+        It takes the arguments of :meth:`fill`. Between initiation and wait, compute what needs no
+        ghost values.
         """
         x = self._checked("ifill", "x", x, self._owned)
         request = ialltoallv(self._to_send(x), *self._counts, comm=self._comm)

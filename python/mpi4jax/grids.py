@@ -1,8 +1,8 @@
 """The position of a rank's block in a global array, and its interface cells.
 
 A Cartesian communicator partitions a global array into blocks, as :func:`numpy.array_split` does:
-if blocks cannot be equal, the first ones have one cell more. :func:`mpi4jax.scatter_blocks`,
-:func:`mpi4jax.gather_blocks` and :func:`mpi4jax.halo_exchange` have the same blocks.
+if the blocks cannot be equal, the first ones have one more cell. :func:`mpi4jax.scatter_blocks`,
+:func:`mpi4jax.gather_blocks` and :func:`mpi4jax.halo_exchange` use the same blocks.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Block(Uncopied):
         shape: shape of the global array.
         cart: communicator with a Cartesian topology.
         axes: the array's axis that each dimension of ``cart`` decomposes, by default the last axes.
-        width: number of ghost cells around the block, as for :func:`mpi4jax.halo_exchange`, by
-            default none.
-        rank: rank whose block it is, by default this rank.
-        cuts: for each dimension of ``cart`` the lengths of its blocks, or None for equal ones; by
-            default all are as equal as can be. See :func:`balanced`.
+        width: number of ghost cells around the block, as for :func:`mpi4jax.halo_exchange`; by
+            default 0.
+        rank: rank that has the block, by default this rank.
+        cuts: for each dimension of ``cart``, the lengths of its blocks, or None for blocks of
+            nearly equal length (the default). See :func:`balanced`.
 
     Attributes:
         global_shape: shape of the global array.
@@ -53,9 +53,9 @@ class Block(Uncopied):
             at an edge of the grid that is not periodic.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if a decomposed axis is not named, or the array does not have it, or ``cuts`` do
-            not fit ``cart`` or ``shape``.
+        TypeError: if an argument has the wrong type.
+        ValueError: if a decomposed axis is not named, if the array does not have it, or if ``cuts``
+            does not fit ``cart`` or ``shape``.
 
     Operations that take ``cart``, ``axes`` and ``width``, such as :func:`mpi4jax.halo_exchange` and
     :func:`mpi4jax.gather_blocks`, take a block in place of ``cart``. Arrays may have further axes
@@ -128,7 +128,7 @@ class Block(Uncopied):
         return self.layout
 
     def with_ghosts(self, x: Any) -> Any:
-        """Return an array of ``shape``, or a pytree of them, with ghost cells of zeros.
+        """Add ghost cells, filled with zeros, to an array of ``shape`` or a pytree of such arrays.
 
         Raises:
             ValueError: if the last axes of an array do not have the lengths of ``shape``.
@@ -141,7 +141,7 @@ class Block(Uncopied):
         return jax.tree.map(padded, x)
 
     def without_ghosts(self, x: Any) -> Any:
-        """Return the cells of the block, of an array of ``padded_shape`` or a pytree of them.
+        """Remove the ghost cells of an array of ``padded_shape`` or a pytree of such arrays.
 
         An array of ``shape``, which has no ghost cells, is returned as it is.
 
@@ -190,7 +190,7 @@ class Block(Uncopied):
         return tuple(out)
 
     def make(self, f: Callable[..., Any]) -> Any:
-        """Make the block of an array whose elements are a function of their indices.
+        """Make this rank's block of an array whose elements are a function of their indices.
 
         Args:
             f: function of one index array for each axis, as :meth:`indices` returns them.
@@ -228,8 +228,8 @@ def balanced(weights: Any, parts: int) -> list[int]:
 
     Raises:
         TypeError: if ``parts`` is not an integer.
-        ValueError: if ``weights`` has other than one axis, or a weight is negative, infinite or
-            NaN; or if ``parts`` is less than 1.
+        ValueError: if ``weights`` is not one-dimensional, if a weight is negative, infinite or NaN,
+            or if ``parts`` is less than 1.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -302,11 +302,12 @@ def _mirror(op: str, at: str) -> str:
 def regions(
     shape: Sequence[int], widths: Sequence[tuple[int, int]]
 ) -> tuple[Window, tuple[Window, ...]]:
-    """Return the cells of a block that need no ghost cells, and the interface cells around them.
+    """Return the cells of a block that do not depend on ghost cells, and the interface cells around
+    them.
 
     Args:
         shape: shape of a block without its ghost cells.
-        widths: for each axis, the number of cells below and above that a cell is computed from.
+        widths: for each axis, the number of cells below and above on which a cell depends.
 
     Returns:
         The interior, and the windows of interface cells, as slices of the block. They are disjoint,

@@ -120,8 +120,8 @@ def migrate(
             of :meth:`Layout.owner`. It may be traced.
         capacity: maximum number of rows that this rank can receive: a static integer. It may differ
             between ranks.
-        count: how many of the first rows are sent; the other ones hold nothing. It may be traced.
-            By default all rows are sent.
+        count: number of valid rows; only the first ``count`` rows are sent. It may be traced. By
+            default all rows are sent.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:

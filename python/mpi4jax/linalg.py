@@ -116,16 +116,16 @@ def block_jacobi(blocks: Any) -> Callable[[Any], Any]:
     Args:
         blocks: the block of this rank's rows and columns, of shape ``(m, m)`` for a vector of ``m``
             elements; or ``k`` blocks, of shape ``(k, m, m)`` for ``k m`` elements, in order. A rank
-            may have no elements. If ``A`` is a function of few elements, with zeros in place of the
-            values of other ranks, ``jax.jacfwd(A)(jnp.zeros(m))`` is its block.
+            may have no elements. For a small ``m``, ``jax.jacfwd(A)(jnp.zeros(m))`` computes the
+            block of a function ``A`` that uses zeros instead of other ranks' values.
 
     Returns:
-        A function for the argument ``M`` of the solvers: of an array of any shape, or a pytree of
-        arrays, with as many elements as the blocks have rows.
+        A function for the argument ``M`` of the solvers. It takes an array of any shape, or a
+        pytree of arrays; the number of elements must equal the number of rows of the blocks.
 
     Raises:
-        ValueError: if ``blocks`` has another shape. The returned function raises it if the vector
-            has another size.
+        ValueError: if ``blocks`` has another shape. The returned function raises it if the size of
+            the vector differs.
 
     Example:
         >>> import jax.numpy as jnp

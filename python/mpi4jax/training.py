@@ -46,19 +46,19 @@ def _is_spec(x: Any) -> bool:
 def fsdp_specs(
     params: Any, mesh: Mesh, axis: str, *, specs: Any = None, smallest: int = 1024
 ) -> Any:
-    """Choose an axis of each parameter to cut along a mesh axis, as in fully sharded training.
+    """Choose an axis of each parameter to shard along a mesh axis, as in fully sharded training.
 
-    It is the longest one that is not sharded yet and whose length is divisible by the size of the
-    mesh axis. An array without one, or with few elements, is not sharded. If no array at all is
-    sharded along the mesh axis, a warning says so.
+    The chosen axis is the longest one that is not sharded yet and whose length is divisible by the
+    size of the mesh axis. An array without such an axis, or with few elements, is not sharded. If
+    no array at all is sharded along the mesh axis, a warning says so.
 
     Args:
         params: pytree of global arrays or `jax.ShapeDtypeStruct`.
         mesh: :class:`mpi4jax.Mesh`.
         axis: name of the mesh axis.
-        specs: pytree of `PartitionSpec` like ``params``: how they are sharded along other axes of
-            the mesh, as in tensor parallelism. By default they are not.
-        smallest: number of elements; arrays with fewer are not sharded.
+        specs: pytree of `PartitionSpec` like ``params``: the sharding along other axes of the mesh,
+            as in tensor parallelism. By default, parameters are not sharded along other axes.
+        smallest: minimum number of elements; arrays with fewer elements are not sharded.
 
     Returns:
         A pytree of `PartitionSpec` like ``params``.
@@ -125,16 +125,16 @@ def specs_for(state: Any, specs: Any) -> Any:
     own path: ``state[0].mu["w"]`` gets the spec of ``params["w"]``. Scalars are not sharded.
 
     Args:
-        state: pytree of arrays or `jax.ShapeDtypeStruct`: of ``optimizer.init(params)``, or of
-            ``jax.eval_shape(optimizer.init, params)``.
+        state: pytree of arrays or `jax.ShapeDtypeStruct`: the result of ``optimizer.init(params)``,
+            or of ``jax.eval_shape(optimizer.init, params)``.
         specs: pytree of `PartitionSpec` like the parameters.
 
     Returns:
         A pytree of `PartitionSpec` like ``state``.
 
     Raises:
-        ValueError: if an array is neither a scalar nor in the place of a parameter, or has fewer
-            axes than the parameter's spec.
+        ValueError: if an array is not a scalar and its path does not match a parameter, or if it
+            has fewer axes than the parameter's spec.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -195,7 +195,7 @@ def clip_by_global_norm(gradients: T, specs: Any, max_norm: float) -> T:
 
     Args:
         gradients, specs: as for :func:`global_norm`.
-        max_norm: largest norm.
+        max_norm: maximum norm.
 
     Returns:
         A pytree like ``gradients``.
@@ -218,7 +218,7 @@ def clip_by_global_norm(gradients: T, specs: Any, max_norm: float) -> T:
 
 
 def _scan(tick: Callable[..., Any], carry: Any, ticks: int) -> Any:
-    """Run a `lax.scan` whose first carry varies over the axes over which later ones do."""
+    """Run a `lax.scan` whose first carry varies over the same axes as the later ones."""
     step = jnp.arange(ticks)
     leaves, tree = jax.tree.flatten(carry)
     for _ in range(2):  # what the first tick makes of the first carry may vary over more axes yet
@@ -229,7 +229,7 @@ def _scan(tick: Callable[..., Any], carry: Any, ticks: int) -> Any:
 
 
 def _shift(x: Any, axis: str, by: int) -> Any:
-    """Return what the stage before (by 1), or after (by -1), has."""
+    """Return the value of the previous stage (``by=1``) or of the next one (``by=-1``)."""
     n = lax.axis_size(axis)
     pairs = [(k, k + by) for k in range(n) if 0 <= k + by < n]
     return jax.tree.map(lambda leaf: lax.ppermute(leaf, axis, pairs), x)
@@ -244,13 +244,15 @@ def _length(xs: Any) -> int:
 
 
 def gpipe(layer: Callable[[Any, Any], Any], params: Any, xs: T, axis: str) -> T:
-    """Send microbatches through layers, one on each rank along a mesh axis, as GPipe does.
+    """Send microbatches through a pipeline of layers, one on each rank along a mesh axis, as in
+    GPipe.
 
-    Its derivative needs no code. ``jax.checkpoint(layer)`` keeps inputs of layers only.
+    JAX differentiates it. With ``jax.checkpoint(layer)``, only the inputs of layers are kept.
 
     Args:
-        layer: function of parameters and a microbatch, which returns one of the same shape and
-            dtype. Several layers of a rank are one function, of a `lax.scan` for example.
+        layer: function of parameters and a microbatch, which returns an array of the microbatch's
+            shape and dtype. If a rank has several layers, ``layer`` runs all of them, for example
+            in a `lax.scan`.
         params: parameters of this rank's layer, in a :func:`mpi4jax.shard_map`.
         xs: pytree of arrays of shape ``(microbatches, ...)``; only the values on the first rank are
             used.
@@ -288,9 +290,9 @@ def one_forward_one_backward(
 ) -> tuple[jax.Array, Any]:
     """Compute a loss and its gradient in a pipeline that keeps few activations.
 
-    Each tick does one forward pass, and one backward pass of an earlier microbatch. A rank keeps
-    the inputs of at most ``2 * stages - 1`` microbatches, and computes its layer again for the
-    backward pass.
+    Each step of the pipeline does one forward pass, and one backward pass of an earlier microbatch.
+    A rank keeps the inputs of at most ``2 * stages - 1`` microbatches, and computes its layer again
+    for the backward pass.
 
     Args:
         layer, params, xs, axis: as for :func:`gpipe`.
@@ -299,7 +301,7 @@ def one_forward_one_backward(
             are used.
 
     Returns:
-        The mean of the loss over the microbatches, equal on all ranks along the axis, and its
+        The mean of the loss over the microbatches, the same on all ranks along the axis, and its
         gradient with respect to this rank's ``params``.
 
     Source:
@@ -356,26 +358,26 @@ def batches(
 ) -> Iterator[tuple[T, Any]]:
     """Iterate over batches until the iterators of all ranks are exhausted. Collective.
 
-    A rank whose batches have ended gets its last one again, with weight zero: all ranks take part
-    in the collectives of a step equally often.
+    A rank whose batches are exhausted gets its last batch again, with weight zero, so that all
+    ranks take part in the same number of steps.
 
-    A function in a :func:`mpi4jax.shard_map` needs blocks with equally many rows on all ranks. Pass
-    ``pad=True`` if the batches of a step may have different numbers of rows, as a last one often
-    has.
+    A function in a :func:`mpi4jax.shard_map` needs blocks with the same number of rows on all
+    ranks. Pass ``pad=True`` if the batches of a step may have different numbers of rows, as the
+    last batch often does.
 
     Args:
         iterable: this rank's batches, pytrees of arrays with a row per sample. Every rank must have
             at least one.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
         pad: whether to repeat the last row of a batch until it has as many rows as the largest
-            batch of any rank in this step or an earlier one. Equal shapes in all steps also need
-            one compilation only.
+            batch of any rank in this step or an earlier one. Equal shapes in all steps also mean
+            that a step is compiled once.
 
     Yields:
-        The batch and its weight: with it, the mean over ranks of ``weight * loss`` is the mean over
-        samples, if ``loss`` is that over the samples of the batch. With ``pad=True``, the weight
-        is a NumPy array of float32 with one entry per row, zero for repeated rows: the mean over
-        ranks of ``jnp.mean(weights * losses)`` is the mean over samples.
+        The batch and its weight. The mean over ranks of ``weight * loss`` is the mean over samples,
+        if ``loss`` is the mean over the samples of the batch. With ``pad=True``, the weight is a
+        NumPy array of float32 with one entry per row, zero for repeated rows: the mean over ranks
+        of ``jnp.mean(weights * losses)`` is the mean over samples.
 
     Raises:
         ValueError: on all ranks, if a rank has no batch. With ``pad=True`` also if the first batch
@@ -417,7 +419,8 @@ def batches(
 
 
 def _rows(batch: Any, pad: bool) -> int:
-    """Return the number of rows of a batch. All arrays must have it if they are padded."""
+    """Return the number of rows of a batch. If batches are padded, all arrays must have this
+    number."""
     leaves = jax.tree.leaves(batch)
     if pad and (np.ndim(leaves[0]) == 0 or len({np.shape(leaf)[:1] for leaf in leaves}) > 1):
         return _UNEVEN_ROWS
@@ -438,7 +441,8 @@ def _raise_for_rows(of_all: np.ndarray[Any, Any]) -> None:
 
 
 def _repeat_last_row(batch: Any, rows: int, padded: int) -> Any:
-    """Rows of a batch are repeated, because some functions have no derivative at zero."""
+    """Repeat the last row instead of adding zeros, because some functions have no derivative at
+    zero."""
     if rows == padded:
         return batch
     index = np.minimum(np.arange(padded), rows - 1)
@@ -446,10 +450,11 @@ def _repeat_last_row(batch: Any, rows: int, padded: int) -> Any:
 
 
 class Sampler:
-    """Draw this rank's samples of each batch, in a random order that any number of ranks resumes.
+    """Draw this rank's samples of each batch, in a random order that any number of ranks can
+    resume.
 
     Iterating yields the indices of one epoch, batch by batch; samples that do not fill a batch are
-    left out. ``state`` says which batch comes next: put it into a checkpoint, and set it after
+    left out. ``state`` says which batch comes next. Save it in a checkpoint, and set it after
     loading.
 
     Args:

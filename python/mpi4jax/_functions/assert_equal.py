@@ -46,7 +46,7 @@ def assert_equal(x: T, *, comm: MPI.Intracomm | None = None) -> T:
             the first index at which a rank differs from rank 0, and the values of all ranks there.
             In a compiled function, JAX raises it as the error of a callback when the program waits
             for a result.
-        TypeError: if ``comm`` has a wrong type, or the dtype is not supported.
+        TypeError: if ``comm`` has the wrong type, or the dtype is not supported.
 
     Derivative:
         The derivative is the identity. Only the primal values are compared, not the tangents.

@@ -47,7 +47,7 @@ def halo_add(
         jax.Array, or pytree: the block of the shape and dtype of ``x``.
 
     Raises:
-        TypeError: if ``cart``, ``axes``, ``width`` or ``border`` has a wrong type, or ``x`` does
+        TypeError: if ``cart``, ``axes``, ``width`` or ``border`` has the wrong type, or ``x`` does
             not hold numbers.
         ValueError: as for :func:`halo_exchange`.
 

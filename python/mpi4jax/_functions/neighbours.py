@@ -106,7 +106,7 @@ def neighbor_alltoall(x: T, comm: MPI.Intracomm) -> T:
         (``MPI.PROC_NULL``, beyond the edge of a grid).
 
     Raises:
-        TypeError: if ``comm`` has a wrong type or no topology, or the dtype is not supported.
+        TypeError: if ``comm`` has the wrong type or no topology, or the dtype is not supported.
         ValueError: if ``x`` does not have one block for each destination.
 
     Derivative:
@@ -158,7 +158,7 @@ def neighbor_allgather(x: T, comm: MPI.Intracomm) -> T:
         of a grid).
 
     Raises:
-        TypeError: if ``comm`` has a wrong type or no topology, or the dtype is not supported.
+        TypeError: if ``comm`` has the wrong type or no topology, or the dtype is not supported.
 
     Derivative:
         The transpose adds what the neighbors send back (the derivative of :func:`alltoallv`).

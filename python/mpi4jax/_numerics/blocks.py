@@ -146,7 +146,7 @@ def scatter_blocks(
         jax.Array, or pytree: this rank's block.
 
     Raises:
-        TypeError: if an argument has a wrong type.
+        TypeError: if an argument has the wrong type.
         ValueError: if a decomposed axis is not named, or a block has fewer cells than ``width``.
 
     Derivative:
@@ -220,7 +220,7 @@ def gather_blocks(
         jax.Array, or pytree: the whole array on the root, and ``x``, unchanged, on other ranks.
 
     Raises:
-        TypeError: if an argument has a wrong type.
+        TypeError: if an argument has the wrong type.
         ValueError: if a decomposed axis is not named or has fewer cells than ghost cells, or if the
             block does not have the shape of this rank's block of an array with these ``cells``.
 

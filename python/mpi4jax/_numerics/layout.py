@@ -1,4 +1,4 @@
-"""Layouts: how a global array is partitioned into blocks, one per rank, and these into pieces."""
+"""Layouts: how a global array is partitioned into blocks, one per rank, and blocks into pieces."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class Layout:
     """Describe which block of a global array each rank has, by how its axes are decomposed.
 
     Axes are partitioned as by :func:`numpy.array_split`, unless lengths are given: if the parts
-    cannot be equal, the first ones have one element more, and if an axis has fewer elements than
+    cannot be equal, the first ones have one more element, and if an axis has fewer elements than
     parts, the last parts are empty. Blocks are numbered like the ranks of a Cartesian communicator
     with the dimensions ``cuts``: the last dimension varies fastest. Ranks beyond the last block
     have an empty block, of shape ``(0, ...)``. Without decomposed axes, rank 0 has the whole array.
 
     Args:
         shape: shape of the global array.
-        cuts: for each decomposed axis the number of its blocks, or their lengths: ``{0: 4}`` are
+        cuts: for each decomposed axis, the number of its blocks, or their lengths: ``{0: 4}`` are
             slabs, ``{0: 2, 1: 3}`` pencils of an array with three axes, ``{0: [5, 1]}`` two slabs
             of 5 and 1 elements. Axes may count from the end.
 
     Raises:
         TypeError: if a length, an axis or a number of blocks is not an integer.
-        ValueError: if the array does not have the axis, an axis is named twice, a number of blocks
-            is less than 1, or lengths do not add up to the length of the axis.
+        ValueError: if the array does not have the axis, if an axis is named twice, if a number of
+            blocks is less than 1, or if lengths do not add up to the length of the axis.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -206,14 +206,16 @@ class Layout:
         return tuple(s.stop - s.start for s in self.block(rank))
 
     def owner(self, *index: Any) -> jax.Array:
-        """Return the rank that has an element of the global array: the first, if several have it.
+        """Return the rank that has an element of the global array; the lowest one if several have
+        it.
 
         Args:
             index: for each axis of the array an integer, or an array of integers; they may be
                 traced.
 
         Returns:
-            int32 array: the rank, or -1 for an index outside of the array, also a negative one.
+            int32 array: the rank, or -1 if an index is out of bounds. Negative indices are out of
+                bounds.
 
         Example:
             >>> import mpi4jax.notoken as mpi4jax
@@ -397,10 +399,10 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Windows:
-    """The parts of a block that ranks need, in their order: they may overlap.
+    """The parts of a block that ranks need, in the order of the ranks. They may overlap.
 
     Attributes:
-        of_ranks: for each rank that needs something a slice of each axis.
+        of_ranks: for each rank that needs a part, a slice of each axis.
     """
 
     of_ranks: Mapping[int, tuple[slice, ...]]

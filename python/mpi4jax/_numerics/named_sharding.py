@@ -34,7 +34,7 @@ class NamedSharding:
             not all equal.
 
     Raises:
-        TypeError: if ``mesh`` or ``spec`` has a wrong type.
+        TypeError: if ``mesh`` or ``spec`` has the wrong type.
         ValueError: if the mesh has no axis of that name, if an axis occurs twice, or if ``shape``
             has fewer axes than ``spec``.
 

@@ -96,7 +96,9 @@ def read(path: Path) -> dict[str, Json]:
         return {}
     found: Json = json.loads(file.read_bytes()).get("consolidated_metadata") or {}
     if TIME not in found.get("metadata", {}):
-        raise FileExistsError(f"append: {path} is not a store of records; use another name")
+        raise FileExistsError(
+            f"append: {path} exists, but output.append has not written it; choose another path"
+        )
     return dict(found["metadata"])
 
 

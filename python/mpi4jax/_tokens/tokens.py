@@ -118,7 +118,7 @@ def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
         {returns}
 
     Raises:
-        TypeError: a wrong type of ``token``.
+        TypeError: if ``token`` has the wrong type.
 
     See also: :func:`mpi4jax.notoken.{name}`.
     """

@@ -36,11 +36,12 @@ def allgather(x: T, *, comm: MPI.Intracomm | None = None) -> T:
         ``j``.
 
     Raises:
-        TypeError: if ``comm`` has a wrong type, or the dtype is not supported.
+        TypeError: if ``comm`` has the wrong type, or the dtype is not supported.
 
     Derivative:
-        Row ``r`` of the cotangent of the result. The result is one global value, so all ranks have
-        the same cotangent. Under ``vmap`` the batch axis of the result is axis 1.
+        The cotangent of ``x`` is row ``r`` of the result's cotangent. The result is one global
+        value, so all ranks have the same cotangent. Under ``vmap`` the batch axis of the result is
+        axis 1.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

@@ -39,14 +39,14 @@ def allgatherv(x: T, counts: Sequence[int], *, comm: MPI.Intracomm | None = None
         in the order of the ranks.
 
     Raises:
-        TypeError: if ``counts`` or ``comm`` has a wrong type, or the dtype is not supported.
+        TypeError: if ``counts`` or ``comm`` has the wrong type, or the dtype is not supported.
         ValueError: if ``counts`` does not have one entry per rank, or ``x`` does not have
             ``counts[r]`` rows.
 
     Derivative:
-        This rank's rows of the cotangent of the result. The result is one global value, so all
-        ranks have the same cotangent. Under ``vmap`` the batch axis is axis 1 of operand and
-        result.
+        The cotangent of ``x`` is this rank's rows of the result's cotangent. The result is one
+        global value, so all ranks have the same cotangent. Under ``vmap`` the batch axis is axis 1
+        of operand and result.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

@@ -48,7 +48,7 @@ def allreduce(x: T, op: MPI.Op | Reduction = MPI.SUM, *, comm: MPI.Intracomm | N
         jax.Array, or pytree: the reduction, of the shape and dtype of ``x``, the same on all ranks.
 
     Raises:
-        TypeError: if ``op`` or ``comm`` has a wrong type, or the reduction is not defined for the
+        TypeError: if ``op`` or ``comm`` has the wrong type, or the reduction is not defined for the
             dtype (MAX of complex numbers, MEAN of integers).
         ValueError: if ``op`` is MINLOC or MAXLOC, and the array does not hold pairs.
         NotImplementedError: if it is differentiated, and the reduction has no derivative.

@@ -30,11 +30,12 @@ def alltoall(x: T, *, comm: MPI.Intracomm | None = None) -> T:
         jax.Array, or pytree: array of the shape and dtype of ``x``, block ``j`` from rank ``j``.
 
     Raises:
-        TypeError: if ``comm`` has a wrong type, or the dtype is not supported.
+        TypeError: if ``comm`` has the wrong type, or the dtype is not supported.
         ValueError: if the first axis of ``x`` does not have length ``n``.
 
     Derivative:
-        Its own transpose. Under ``vmap`` the batch axis is axis 1 of operand and result.
+        The transpose is another ``alltoall``. Under ``vmap`` the batch axis is axis 1 of operand
+        and result.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

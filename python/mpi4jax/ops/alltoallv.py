@@ -29,19 +29,20 @@ def alltoallv(
     """Send rows to each rank, for all ranks at once (MPI_Alltoallv; MPI-4.1, section 6.8).
 
     Args:
-        x: array of shape ``(sum(send_counts), *S)``, of any dtype, the rows for each rank in the
-            order of the ranks; or a pytree of such arrays.
+        x: array of shape ``(sum(send_counts), *S)``, of any dtype: the rows to send, sorted by
+            destination rank. Or a pytree of such arrays.
         send_counts: number of rows to send to each rank: static integers.
-        recv_counts: number of rows to receive from each rank, which that rank sends to this one.
+        recv_counts: number of rows to receive from each rank. It must equal the number that the
+            other rank sends to this one.
         comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: array of shape ``(sum(recv_counts), *S)`` and the dtype of ``x``, the
-        rows from each rank in the order of the ranks.
+        received rows, sorted by source rank.
 
     Raises:
-        TypeError: if ``send_counts``, ``recv_counts`` or ``comm`` has a wrong type, or the dtype is
-            not supported.
+        TypeError: if ``send_counts``, ``recv_counts`` or ``comm`` has the wrong type, or if the
+            dtype is not supported.
         ValueError: if ``send_counts`` or ``recv_counts`` does not have one entry per rank, ``x``
             does not have ``sum(send_counts)`` rows, or the two counts for this rank itself differ.
 

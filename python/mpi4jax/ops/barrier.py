@@ -28,7 +28,7 @@ def barrier(*, comm: MPI.Intracomm | None = None) -> None:
         None.
 
     Raises:
-        TypeError: if ``comm`` has a wrong type.
+        TypeError: if ``comm`` has the wrong type.
 
     Derivative:
         The transpose is a barrier.

@@ -25,22 +25,23 @@ class Bcast(Rooted, name="bcast"):
 
 @define(Bcast)
 def bcast(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
-    """Copy the root's array to all ranks (MPI_Bcast; MPI-4.1, section 6.4).
+    """Broadcast the root's array to all ranks (MPI_Bcast; MPI-4.1, section 6.4).
 
     Args:
-        x: array of shape ``S``; its values are read on the root only. Or a pytree of such arrays.
-        root: rank whose array is copied, by default 0.
+        x: array of shape ``S``, or pytree of arrays. Its values are read on the root only.
+        root: rank whose array is broadcast, by default 0.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: the root's array.
 
     Raises:
-        TypeError: if ``root`` or ``comm`` has a wrong type, or the dtype is not supported.
+        TypeError: if ``root`` or ``comm`` has the wrong type, or the dtype is not supported.
         ValueError: if ``root`` is not a rank of ``comm``.
 
     Derivative:
-        The result is one global value: the root gets its cotangent, other ranks get zeros.
+        The result is one global value with one cotangent: on the root it is the cotangent of ``x``,
+            and on other ranks the cotangent of ``x`` is zero.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

@@ -41,7 +41,7 @@ def exscan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> 
         shape and dtype of ``x``. On rank 0, the result is zero for every reduction.
 
     Raises:
-        TypeError: if ``op`` or ``comm`` has a wrong type, or the reduction is not defined for the
+        TypeError: if ``op`` or ``comm`` has the wrong type, or the reduction is not defined for the
             dtype.
         ValueError: if ``op`` is MINLOC or MAXLOC, and the array does not hold pairs.
         NotImplementedError: if it is differentiated, and the reduction has no derivative.

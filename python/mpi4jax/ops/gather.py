@@ -36,12 +36,12 @@ def gather(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
         on other ranks, ``x`` unchanged.
 
     Raises:
-        TypeError: if ``root`` or ``comm`` has a wrong type, or the dtype is not supported.
+        TypeError: if ``root`` or ``comm`` has the wrong type, or the dtype is not supported.
         ValueError: if ``root`` is not a rank of ``comm``.
 
     Derivative:
-        The transpose scatters the root's cotangent; elsewhere the cotangent
-        passes through. Under ``vmap`` the batch axis of the root's result is axis 1.
+        The transpose scatters the root's cotangent. On other ranks, the cotangent is passed
+        through. Under ``vmap`` the batch axis of the root's result is axis 1.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

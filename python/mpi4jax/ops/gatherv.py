@@ -36,14 +36,14 @@ def gatherv(x: T, counts: Sequence[int], root: int = 0, *, comm: MPI.Intracomm |
         order of the ranks; on other ranks, ``x`` unchanged.
 
     Raises:
-        TypeError: if ``counts``, ``root`` or ``comm`` has a wrong type, or the dtype is not
+        TypeError: if ``counts``, ``root`` or ``comm`` has the wrong type, or the dtype is not
             supported.
         ValueError: if ``root`` is not a rank of ``comm``, ``counts`` does not have one entry per
             rank, or ``x`` does not have ``counts[r]`` rows.
 
     Derivative:
-        The transpose scatters the root's cotangent; elsewhere the cotangent
-        passes through. Under ``vmap`` the batch axis is axis 1 of operand and result.
+        The transpose scatters the root's cotangent. On other ranks, the cotangent is passed
+        through. Under ``vmap`` the batch axis is axis 1 of operand and result.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

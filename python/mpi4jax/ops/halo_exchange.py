@@ -120,8 +120,8 @@ def halo_exchange(
         ``x``.
 
     Raises:
-        TypeError: if ``cart``, ``axes``, ``width`` or ``border`` has a wrong type, or the dtype is
-            not supported.
+        TypeError: if ``cart``, ``axes``, ``width`` or ``border`` has the wrong type, or if the
+            dtype is not supported.
         ValueError: if ``axes``, ``width`` or ``border`` does not fit ``cart`` or ``x``, or an axis
             has fewer inner cells than the width (for ``"reflect"``: than the width plus one).
 

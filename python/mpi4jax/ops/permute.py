@@ -54,10 +54,10 @@ def permute(x: T, pairs: Sequence[tuple[int, int]], *, comm: MPI.Intracomm | Non
     Like `jax.lax.ppermute`. All ranks take part, including those that are in no pair.
 
     Args:
-        x: array of shape ``S``, equal on all ranks of the pairs, of any dtype; or a pytree of such
-            arrays.
-        pairs: (source, destination), the same on all ranks: static integers. Each rank may be a
-            source once and a destination once, also its own.
+        x: array of any dtype, or pytree of arrays. Its shape must be the same on all ranks of the
+            pairs; the values may differ.
+        pairs: list of pairs (source, destination) of static integers, the same on all ranks. Each
+            rank may be a source once and a destination once. A rank may send to itself.
         comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
@@ -65,7 +65,7 @@ def permute(x: T, pairs: Sequence[tuple[int, int]], *, comm: MPI.Intracomm | Non
         sends to this one, or zeros if no rank does.
 
     Raises:
-        TypeError: if ``pairs`` or ``comm`` has a wrong type, or the dtype is not supported.
+        TypeError: if ``pairs`` or ``comm`` has the wrong type, or the dtype is not supported.
         ValueError: if an entry of ``pairs`` is not a rank of ``comm``, or appears twice.
 
     Derivative:

@@ -98,9 +98,9 @@ def ragged_alltoall(
     and between ranks. Ranks exchange their counts, and then send the rows.
 
     Args:
-        x: array of shape ``(rows, *S)``, of any dtype; first the rows for rank 0, then those for
-            rank 1, and so on; rows beyond the sum of ``send_counts`` are not sent. Or a pytree of
-            such arrays. ``rows`` may differ between ranks.
+        x: array of shape ``(rows, *S)``, of any dtype; the rows to send, sorted by destination
+            rank. Rows beyond the sum of ``send_counts`` are not sent. ``rows`` may differ between
+            ranks. Or a pytree of such arrays.
         send_counts: number of rows to send to each rank: ``n`` integers, which may be traced.
         capacity: maximum number of rows that this rank can receive: a static integer. It may differ
             between ranks.

@@ -38,13 +38,14 @@ def recv(
     """Receive an array from another rank (MPI_Recv; MPI-4.1, section 3.2).
 
     Args:
-        x: template, with the shape and dtype of what is received; its values are not read (they are
-            the result if ``source`` is ``MPI.PROC_NULL``). A pytree of templates receives a pytree.
+        x: template, with the shape and dtype of the message to receive; its values are not read
+            (they are the result if ``source`` is ``MPI.PROC_NULL``). A pytree of templates receives
+            a pytree.
         source: rank to receive from, ``MPI.ANY_SOURCE`` or ``MPI.PROC_NULL``.
         tag: tag of the message; by default ``MPI.ANY_TAG``, any tag (for :func:`irecv`, tag 0).
         comm: communicator; by default a duplicate of ``COMM_WORLD``, on which no message arrives
             that mpi4py has sent on ``COMM_WORLD``.
-        status: if given, is filled when the message has arrived.
+        status: if given, it is filled when the message has arrived.
 
     Returns:
         jax.Array, or pytree: the received array.

@@ -52,14 +52,14 @@ def reduce(
         ranks, ``x`` unchanged.
 
     Raises:
-        TypeError: if ``op``, ``root`` or ``comm`` has a wrong type, or the reduction is not defined
-            for the dtype.
+        TypeError: if ``op``, ``root`` or ``comm`` has the wrong type, or if the reduction is not
+            defined for the dtype.
         ValueError: if ``root`` is not a rank of ``comm``.
         NotImplementedError: if it is differentiated, and the reduction has no derivative.
 
     Derivative:
-        SUM: the transpose broadcasts the root's cotangent; elsewhere the cotangent
-        passes through. PROD, MAX and MIN: as for :func:`allreduce`.
+        SUM: the transpose broadcasts the root's cotangent. On other ranks, the cotangent is passed
+        through. PROD, MAX and MIN: as for :func:`allreduce`.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

@@ -44,7 +44,7 @@ def reduce_scatter(
         the dtype of ``x``.
 
     Raises:
-        TypeError: if ``op`` or ``comm`` has a wrong type, or the reduction is not defined for the
+        TypeError: if ``op`` or ``comm`` has the wrong type, or the reduction is not defined for the
             dtype.
         ValueError: if the first axis of ``x`` does not have length ``n``, or ``op`` is MINLOC or
             MAXLOC and the array does not hold pairs.

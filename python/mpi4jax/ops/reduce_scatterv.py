@@ -51,7 +51,7 @@ def reduce_scatterv(
         ``(counts[r], *S)`` and the dtype of ``x``.
 
     Raises:
-        TypeError: if ``counts``, ``op`` or ``comm`` has a wrong type, or the reduction is not
+        TypeError: if ``counts``, ``op`` or ``comm`` has the wrong type, or the reduction is not
             defined for the dtype.
         ValueError: if ``counts`` does not have one entry per rank, ``x`` does not have
             ``sum(counts)`` rows, or ``op`` is MINLOC or MAXLOC and the array does not hold pairs.

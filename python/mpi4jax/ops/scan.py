@@ -44,7 +44,7 @@ def scan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
         and dtype of ``x``.
 
     Raises:
-        TypeError: if ``op`` or ``comm`` has a wrong type, or the reduction is not defined for the
+        TypeError: if ``op`` or ``comm`` has the wrong type, or the reduction is not defined for the
             dtype.
         NotImplementedError: if it is differentiated, and the reduction has no derivative.
 

@@ -26,8 +26,8 @@ def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Send block ``j`` of the root's array to rank ``j`` (MPI_Scatter; MPI-4.1, section 6.6).
 
     Args:
-        x: on the root, array of shape ``(n, *S)`` where ``n`` is the communicator's size; on
-            other ranks a template of shape ``S``, whose values are not read. Or pytrees of such.
+        x: on the root, array of shape ``(n, *S)`` where ``n`` is the communicator's size; on other
+            ranks a template of shape ``S``, whose values are not read. Or a pytree of such arrays.
         root: rank whose array is distributed, by default 0.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
@@ -35,13 +35,13 @@ def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
         jax.Array, or pytree: this rank's block, of shape ``S``.
 
     Raises:
-        TypeError: if ``root`` or ``comm`` has a wrong type, or the dtype is not supported.
+        TypeError: if ``root`` or ``comm`` has the wrong type, or the dtype is not supported.
         ValueError: if ``root`` is not a rank of ``comm``, or on the root the first axis of ``x``
             does not have length ``n``.
 
     Derivative:
-        The transpose gathers to the root; other ranks get exact zeros. Under ``vmap`` the batch
-        axis of the root's operand is axis 1.
+        The transpose gathers the cotangents on the root. On other ranks, the cotangent of ``x`` is
+        zero. Under ``vmap`` the batch axis of the root's operand is axis 1.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

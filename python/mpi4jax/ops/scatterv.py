@@ -26,9 +26,9 @@ def scatterv(x: T, counts: Sequence[int], root: int = 0, *, comm: MPI.Intracomm 
     """Send rows of the root's array to each rank (MPI_Scatterv; MPI-4.1, section 6.6).
 
     Args:
-        x: on the root, array of shape ``(sum(counts), *S)``, the rows for each rank in the order of
-            the ranks; on other ranks a template of shape ``(counts[r], *S)``, whose values are not
-            read. Or pytrees of such.
+        x: on the root, array of shape ``(sum(counts), *S)``: the rows, sorted by destination rank;
+            on other ranks a template of shape ``(counts[r], *S)``, whose values are not read. Or a
+            pytree of such arrays.
         counts: number of rows of each rank, the same on all ranks: static integers.
         root: rank whose array is distributed, by default 0.
         comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
@@ -37,14 +37,14 @@ def scatterv(x: T, counts: Sequence[int], root: int = 0, *, comm: MPI.Intracomm 
         jax.Array, or pytree: this rank's rows, of shape ``(counts[r], *S)``.
 
     Raises:
-        TypeError: if ``counts``, ``root`` or ``comm`` has a wrong type, or the dtype is not
+        TypeError: if ``counts``, ``root`` or ``comm`` has the wrong type, or the dtype is not
             supported.
         ValueError: if ``root`` is not a rank of ``comm``, ``counts`` does not have one entry per
             rank, or ``x`` does not have ``counts[r]`` rows.
 
     Derivative:
-        The transpose gathers to the root; other ranks get exact zeros. Under ``vmap`` the batch
-        axis is axis 1 of operand and result.
+        The transpose gathers the cotangents on the root. On other ranks, the cotangent of ``x`` is
+        zero. Under ``vmap`` the batch axis is axis 1 of operand and result.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

@@ -33,7 +33,8 @@ def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) 
         None.
 
     Raises:
-        TypeError: if ``dest``, ``tag`` or ``comm`` has a wrong type, or the dtype is not supported.
+        TypeError: if ``dest``, ``tag`` or ``comm`` has the wrong type, or if the dtype is not
+            supported.
         ValueError: if ``dest`` or ``tag`` is out of range.
 
     Derivative:

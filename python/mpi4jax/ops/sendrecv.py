@@ -55,24 +55,25 @@ def sendrecv(
 
     Args:
         sendbuf: array that is sent, of any shape and dtype; or a pytree of arrays.
-        recvbuf: template, with the shape and dtype of what is received; or a pytree.
+        recvbuf: template, with the shape and dtype of the message to receive; or a pytree of
+            templates.
         source: rank to receive from, ``MPI.ANY_SOURCE`` or ``MPI.PROC_NULL``.
         dest: rank to send to, or ``MPI.PROC_NULL``.
         sendtag: tag of the message that is sent.
         recvtag: tag of the message that is received, or ``MPI.ANY_TAG``.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
-        status: if given, is filled when the message has arrived.
+        status: if given, it is filled when the message has arrived.
 
     Returns:
         jax.Array, or pytree: the received array.
 
     Raises:
-        TypeError: if an argument has a wrong type, or the dtype is not supported.
+        TypeError: if an argument has the wrong type, or the dtype is not supported.
         ValueError: if a rank or a tag is out of range.
 
     Derivative:
-        The cotangent travels the other way: to ``source``, from ``dest``. Under ``vmap`` an
-        unbatched buffer with a batched one is broadcast.
+        Cotangents are sent in the opposite direction: to ``source``, from ``dest``. Under ``vmap``,
+        if only one of the two buffers is batched, the other one is broadcast.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
