@@ -19,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._job.flush import flush
 from ._numerics import files, store
-from ._numerics.base import as_comm, fail_at_exit
+from ._numerics.base import as_comm, fail_at_exit, flush_before
 from ._numerics.index import Array, Index
 from ._numerics.layout import part_of
 from ._numerics.lock import Lock
@@ -344,7 +343,7 @@ def latest(directory: str | os.PathLike[str], *, comm: MPI.Intracomm | None = No
     See also: ``keep`` of :func:`save`.
     """
     comm = comm_of("latest", comm)
-    flush()
+    flush_before("latest")
 
     found = files.of_first("latest", comm, lambda: store.numbered(Path(directory))[-1:])
     return found[0] if found else None
@@ -392,7 +391,7 @@ def load(
     See also: :func:`save`.
     """
     layouts, comm = layouts_and_comm("load", layouts, mesh, comm)
-    flush()
+    flush_before("load")
     path = Path(path)
     rank, size = comm.Get_rank(), comm.Get_size()
     index = files.of_first("load", comm, lambda: store.find_index(path))

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._job.flush import flush
 from ._numerics.base import (
     CompositeKind,
     CompositeRequest,
     Uncopied,
     as_array,
     as_comm,
+    flush_before,
     given_or_default,
     waits_in,
 )
@@ -184,7 +184,8 @@ class Plan(Uncopied):
     def __init__(self, owned_ids: Any, needed_ids: Any, *, comm: MPI.Intracomm | None = None):
         known = as_comm("ghosts.Plan", comm)
         self._comm = given_or_default(comm)
-        flush()  # operations that have been called on this communicator come first on all ranks
+        # Operations that have been called on this communicator come first on all ranks.
+        flush_before("ghosts.Plan")
         number = known.cache["plans"] = known.cache.get("plans", 0) + 1
         self._name = f"ghosts.Plan {number}"  # ranks compare the names of leaves
         with waits_in(known, f"the creation of {self._name}"):

@@ -106,10 +106,22 @@ def flush() -> None:
     Raises:
         RuntimeError: if it is called inside a function that JAX is tracing.
     """
+    _wait_outside("flush: called inside", "call flush after the compiled function")
+
+
+def flush_before(op: str) -> None:
+    """Do the same before a function of this name that makes communicators, or reads files.
+
+    Raises:
+        RuntimeError: if it is called inside a function that JAX is tracing.
+    """
+    _wait_outside(f"{op}: called inside", "call it before the compiled function")
+
+
+def _wait_outside(called: str, advice: str) -> None:
     if not compat.trace_state_clean() and isinstance(last(), jax.core.Tracer):
         raise RuntimeError(
-            "flush: called inside a function that JAX is tracing, where no operation has started; "
-            "call flush after the compiled function"
+            f"{called} a function that JAX is tracing, where no operation has started; {advice}"
         )
     jax.effects_barrier()
 

@@ -18,6 +18,7 @@ from .._jax.compat import (
     warn as warn,
 )
 from .._job.abort import fail_at_exit as fail_at_exit
+from .._job.flush import flush_before as flush_before
 from .._job.watch import compares_before as compares_before
 from .._op import manual as manual
 from .._op.arguments import from_end as from_end, rank_of as rank_of

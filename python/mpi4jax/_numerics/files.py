@@ -14,9 +14,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
-from .._job.flush import flush
 from . import cover
-from .base import as_comm, waits_in
+from .base import as_comm, flush_before, waits_in
 from .index import DTYPES, Table
 from .layout import Layout, as_layout
 
@@ -309,7 +308,7 @@ def to_write(
     Args:
         check: a function that raises an error if other arguments are wrong.
     """
-    flush()  # operations that this thread has started may be on the same communicator
+    flush_before(op)  # operations that this thread has started may be on the same communicator
     arrays, are_same = _agree(
         op,
         comm,
