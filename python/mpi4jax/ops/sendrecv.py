@@ -56,7 +56,8 @@ def sendrecv(
     Args:
         sendbuf: array that is sent, of any shape and dtype; or a pytree of arrays.
         recvbuf: template, with the shape and dtype of the message to receive; or a pytree of
-            templates.
+            templates. Its values are not read, but they are the result if ``source`` is
+            ``MPI.PROC_NULL``.
         source: rank to receive from, ``MPI.ANY_SOURCE`` or ``MPI.PROC_NULL``.
         dest: rank to send to, or ``MPI.PROC_NULL``.
         sendtag: tag of the message that is sent.
