@@ -72,10 +72,11 @@ FILES_ALONE = [
 ]
 KILLED_IN_A_RECORD = "tests/ranks/test_output.py::test_a_job_is_killed_before_a_record_is_complete"
 OPERATIONS_IN_SHARD_MAP = "tests/ranks/test_shard_map.py::test_operations_inside"
-# Rows that no number of ranks, some, or all divide.
-PADDED = [
+# Rows that the number of ranks may or may not divide, and programs of pages on any ranks.
+UNEVEN = [
     "tests/ranks/test_sharding.py::test_padded_rows",
     "tests/ranks/test_sharding.py::test_the_program_of_the_page",
+    "tests/ranks/test_migrate.py::test_refined_blocks_of_the_page",
 ]
 HERE = {
     2: ["tests/ranks", *(f"--ignore={file}" for file in NOT_ON_TWO)],
@@ -83,7 +84,7 @@ HERE = {
         *files("ops order ad_oracle any_source ragged overlap_messages"),
         *OF_ANY_RANKS,
         OPERATIONS_IN_SHARD_MAP,
-        *PADDED,
+        *UNEVEN,
     ],
     1: [
         *files("comms jit tokens"),
@@ -92,9 +93,9 @@ HERE = {
         GRIDS_AS_DEVICES,
         KILLED_IN_A_RECORD,
         *FILES_ALONE,
-        *PADDED,
+        *UNEVEN,
     ],
-    4: [*files("halo blocks neighbours comms fft"), ANY_ROOT, GRIDS_AS_DEVICES, *TWO_AXES, *PADDED],
+    4: [*files("halo blocks neighbours comms fft"), ANY_ROOT, GRIDS_AS_DEVICES, *TWO_AXES, *UNEVEN],
 }
 EXAMPLES = "tests/jobs/test_examples.py"
 # Of the whole programs those that take long to compile, which show what shorter ones do not.
