@@ -16,7 +16,7 @@ pub mod words;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::{null_mut, slice_from_raw_parts};
 use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -28,18 +28,18 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 pub use self::cell::Cell;
 pub use self::slot::{Life, Peer, Slot, mix};
 pub use self::words::Entry;
-use crate::system::{folder, process, signal};
+use crate::system::{folder, os, process, signal};
 
-/// What ranks of one board have in common.
+/// What ranks of one board have in common. The fields up to `default` have the same place in all builds.
 #[repr(C, align(4096))]
 pub struct Header {
-    /// Identifies this layout of the board.
+    /// Identifies the version, and with it the layout of the board.
     magic: AtomicU64,
     /// The size of `MPI_COMM_WORLD`.
     size: AtomicU32,
     /// How many slots have been claimed: only these may be touched, because the file ends behind the last one.
     claimed: AtomicU32,
-    /// How the default communicator is made: 0: not decided yet; see `watch::default`.
+    /// How the default communicator is made: 0: not decided yet; [`TOGETHER`], or as `watch::default` says.
     pub default: AtomicU32,
     /// What one rank alone does, a bit each.
     once: AtomicU32,
@@ -63,10 +63,20 @@ pub enum Once {
     Differs,
     Doubt,
     Builds,
+    Refused,
     Terminated,
 }
 
-const MAGIC: u64 = 0x6d70_6934_6a61_7833 ^ ((size_of::<Slot>() as u64) << 32);
+const MAGIC: u64 = {
+    let (version, mut magic, mut i) = (env!("CARGO_PKG_VERSION").as_bytes(), 0x6d70_6934_6a61_7834, 0);
+    while i < version.len() {
+        magic = mix(magic, version[i] as u64);
+        i += 1;
+    }
+    mix(magic, size_of::<Slot>() as u64)
+};
+/// A rank of this host cannot use the board, so the others cannot see there whether it has come.
+pub const TOGETHER: u32 = 2;
 /// For how many communicators a line is printed if their operations may not match.
 const DOUBTS: usize = 8;
 /// How many boards of killed jobs are kept.
@@ -147,7 +157,6 @@ pub fn open(name: &str, rank: i32, size: i32, all_are_here: bool) -> io::Result<
 
 fn shared(name: &str, rank: i32, size: i32, all_are_here: bool) -> io::Result<Board> {
     folder::make_one(&place())?;
-    // Boards of another layout have other names.
     let path = place().join(name);
     let most = (size as usize).min(MOST);
     // macOS can allocate only together with setting the length, which must not shrink what another rank has claimed.
@@ -159,13 +168,17 @@ fn shared(name: &str, rank: i32, size: i32, all_are_here: bool) -> io::Result<Bo
         header.magic.store(MAGIC, Ordering::Release);
     }
     flock(&file, FlockOperation::LockShared)?;
-    if (header.magic.load(Ordering::Relaxed), header.size.load(Ordering::Relaxed)) != (MAGIC, size as u32) {
-        return Err(io::Error::other("another build of mpi4jax, or a job of another size, has made it"));
+    if header.size.load(Ordering::Relaxed) != size as u32 {
+        return Err(io::Error::other("a job of another size has made it"));
     }
     let place = match header.find(slots, rank) {
-        Some(place) => place,
-        None => header.claim(slots, rank, &file)?,
+        _ if header.magic.load(Ordering::Relaxed) != MAGIC => {
+            Err(refused("another build of mpi4jax has made it"))
+        }
+        Some(place) => Ok(place),
+        None => header.claim(slots, rank, &file),
     };
+    let place = place.inspect_err(|_| _ = header.default.fetch_max(TOGETHER, Ordering::AcqRel))?;
     let slot = &slots[place];
     let pid = slot.pid.load(Ordering::Acquire) as i32;
     if pid != 0
@@ -173,9 +186,14 @@ fn shared(name: &str, rank: i32, size: i32, all_are_here: bool) -> io::Result<Bo
         && process::state(pid, slot.start.load(Ordering::Relaxed)).is_some()
     {
         let name = process::name(pid);
-        return Err(io::Error::other(format!("{name} is rank {rank} of this job already")));
+        return Err(refused(&format!("{name} is rank {rank} of this job already")));
     }
     Ok(Board { header, slots, rank: rank as usize, place, file: Some((path, file)) })
+}
+
+/// The error of a rank that cannot use a board that other ranks may use.
+fn refused(words: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::AlreadyExists, words)
 }
 
 impl Header {
@@ -226,12 +244,21 @@ fn allocate(file: &File, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// The file of a board, which is made, or made anew where an earlier job of the same name has left one. It is locked.
+/// The file of a board, which is made, or made anew where an earlier job of the same name has left one. It is locked. If a cleaner
+/// has removed it, other ranks of the job still have it.
 fn open_file(path: &Path, bytes: usize) -> io::Result<File> {
     let id = |found: fs::Metadata| (found.dev(), found.ino());
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
     loop {
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let removed = if path.exists() { None } else { os::removed(path) };
+        if let Some(file) = removed.and_then(|open| options.open(open).ok())
+            && file.metadata()?.len() > 0
+        {
+            flock(&file, FlockOperation::LockShared)?;
+            return Ok(file);
+        }
+        let file = options.clone().create(true).truncate(false).open(path)?;
         // A board that no living process has locked is an earlier job's, unless it is as young as this process.
         let is_free = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
         if !is_free {
@@ -243,6 +270,8 @@ fn open_file(path: &Path, bytes: usize) -> io::Result<File> {
             continue;
         }
         if is_free && found.len() > 0 && found.modified().is_ok_and(|time| time < process::started()) {
+            // Nobody may take it for a board that a cleaner has removed.
+            file.set_len(0)?;
             let _ = fs::remove_file(path);
             continue;
         }
@@ -331,7 +360,11 @@ impl Board {
 
     /// The bytes of the board, as they are now.
     pub fn bytes(&self) -> Vec<u8> {
-        self.path().and_then(|path| fs::read(path).ok()).unwrap_or_default()
+        let read = |(_, file): &(PathBuf, File)| {
+            let mut bytes = vec![0; file.metadata().ok()?.len() as usize];
+            file.read_exact_at(&mut bytes, 0).ok().map(|()| bytes)
+        };
+        self.file.as_ref().and_then(read).unwrap_or_default()
     }
 }
 

@@ -98,8 +98,8 @@ pub struct Slot {
 
 /// A hash of two numbers.
 #[inline(always)]
-pub fn mix(a: u64, b: u64) -> u64 {
-    let product = u128::from(a ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(u128::from(b ^ 0xd1b5_4a32_d192_ed03));
+pub const fn mix(a: u64, b: u64) -> u64 {
+    let product = ((a ^ 0x9e37_79b9_7f4a_7c15) as u128).wrapping_mul((b ^ 0xd1b5_4a32_d192_ed03) as u128);
     (product as u64) ^ (product >> 64) as u64
 }
 

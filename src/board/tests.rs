@@ -194,6 +194,15 @@ fn ranks_of_a_job_share_a_file_and_a_later_job_of_its_name_does_not() {
     assert!(read(&job).is_err(), "nobody has written what it is");
     let (_, copy) = map(&third, MapFlags::PRIVATE, 2).unwrap();
     assert_eq!((copy[0].life(), copy[1].life()), (Life::Absent, Life::Finished));
+    // A cleaner removes it, and ranks that come later find it.
+    flock(&third, FlockOperation::LockShared).unwrap();
+    fs::remove_file(&job).unwrap();
+    let fourth = open_file(&job, bytes).unwrap();
+    let id = |file: &File| file.metadata().unwrap().ino();
+    assert_eq!(
+        (id(&fourth) == id(&third), job.exists()),
+        (cfg!(target_os = "linux"), !cfg!(target_os = "linux"))
+    );
     fs::remove_dir_all(&directory).unwrap();
 }
 

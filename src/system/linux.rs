@@ -1,6 +1,7 @@
 //! Processes and threads on Linux.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, SystemTime};
 
@@ -29,6 +30,15 @@ pub fn info(pid: i32) -> Option<Info> {
     let name = head.split_once('(')?.1.to_owned();
     let parent = fields.next()?.parse().ok()?;
     Some(Info { name, parent, state, start: fields.nth(17)?.parse().ok()? })
+}
+
+/// A path by which a file that was removed can be opened, if a process of this user has it open.
+pub fn removed(path: &Path) -> Option<PathBuf> {
+    let entries =
+        |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let link = PathBuf::from(format!("{} (deleted)", path.display()));
+    let mut open = entries("/proc".into()).flat_map(|process| entries(process.join("fd")));
+    open.find(|file| fs::read_link(file).is_ok_and(|found| found == link))
 }
 
 /// Whether a debugger is attached to a process.

@@ -1,6 +1,7 @@
 //! Processes on macOS.
 
 use std::ffi::{CStr, c_int};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -21,6 +22,11 @@ fn bsd_info(pid: i32) -> Option<libc::proc_bsdinfo> {
         let into = (&raw mut info).cast();
         (libc::proc_pidinfo(pid, libc::PROC_PIDTBSDINFO, WITH_ZOMBIES, into, size) == size).then_some(info)
     }
+}
+
+/// macOS has no path to a file that was removed.
+pub fn removed(_: &Path) -> Option<PathBuf> {
+    None
 }
 
 /// What the system knows of a process.

@@ -1,5 +1,6 @@
 //! What the rest of the package calls: the start of the watchdog, and the end of this rank.
 
+use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
 
 use super::settings::{self, Settings, watchdog};
@@ -29,10 +30,10 @@ pub fn start(settings: Settings) {
     slot.pid.store(pid, Ordering::Release);
     // SAFETY: registers a function that touches nothing but its statics and the board.
     unsafe { libc::atexit(end::at_exit) };
-    // All ranks of a host usually have the same reason, and one of them prints it.
+    // All ranks of a host usually have the same reason, and one of them prints it, unless it is about one rank.
     if let Some(why) = &broken
         && settings.size > 1
-        && (settings.is_first_here || why.to_string().contains("of this job already"))
+        && (settings.is_first_here || why.kind() == ErrorKind::AlreadyExists)
     {
         let place = board::place();
         print(&format!(

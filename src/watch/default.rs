@@ -2,8 +2,8 @@
 //!
 //! Where all ranks are on one host, they need not be at the same place of the program: a rank asks for it on the board, and the
 //! others take part in a thread, whatever they do meanwhile. `MPI_Comm_create_group` matches by a tag, so it is in no order with what
-//! the program does on `MPI_COMM_WORLD`. Once a rank has come to its end, `MPI_COMM_WORLD` takes its place. On several hosts all
-//! ranks make it together.
+//! the program does on `MPI_COMM_WORLD`. Once a rank has come to its end, `MPI_COMM_WORLD` takes its place. On several hosts, and if
+//! a rank has no place on the board, all ranks make it together.
 
 use std::ffi::CString;
 use std::mem::MaybeUninit;
@@ -16,16 +16,17 @@ use mpi::ffi::{self, MPI_Comm, MPI_Group};
 use super::settings::{self, Watchdog, watchdog};
 use super::{link, waits};
 use crate::board::ranks::Ranks;
-use crate::board::{Life, board};
+use crate::board::{Life, Once, TOGETHER, board};
 use crate::comm::hash;
 use crate::error::Cause;
 use crate::mpilib::{any_thread_may_call, check, create_group, handle_value, is_running};
+use crate::output::print;
 use crate::sync::lock;
 
 const NAME: &str = "mpi4jax.default";
-/// How the default communicator is made: as a clone of `MPI_COMM_WORLD`, or not at all.
+/// How the default communicator is made: by ranks that need not be at one place of the program; [`TOGETHER`]; or not at all.
 const CLONE: u32 = 1;
-const WORLD: u32 = 2;
+const WORLD: u32 = 3;
 /// No other library uses this tag for what it makes of groups.
 const TAG: i32 = 0x6d70;
 /// The shortest and the longest interval at which a rank looks whether the others have come.
@@ -37,7 +38,8 @@ static MAKING: Mutex<()> = Mutex::new(());
 
 /// Whether the ranks need not be at the same place of the program.
 fn is_apart(watchdog: &Watchdog) -> bool {
-    board().is_shared() && watchdog.settings.on_one_host
+    let is_known = || board().header().default.load(Ordering::Acquire) != TOGETHER;
+    board().is_shared() && watchdog.settings.on_one_host && is_known()
 }
 
 /// The handle of the default communicator. None: it is `MPI_COMM_WORLD`.
@@ -53,6 +55,7 @@ pub fn make() -> Result<Option<usize>, Cause> {
 }
 
 fn make_together(watchdog: &Watchdog) -> Result<Option<usize>, Cause> {
+    say_refused(watchdog);
     let settings = &watchdog.settings;
     // A number shared by exactly those ranks that see one board.
     let place = board().path().map(|path| (path, crate::system::host()));
@@ -71,6 +74,9 @@ fn make_apart(watchdog: &Watchdog) -> Result<Option<usize>, Cause> {
         board().ring_all();
         let mut pause = PAUSES[0];
         while !have_all_come(watchdog) {
+            if !is_apart(watchdog) {
+                return make_together(watchdog);
+            }
             std::thread::sleep(pause);
             pause = (2 * pause).min(PAUSES[1]);
         }
@@ -79,6 +85,18 @@ fn make_apart(watchdog: &Watchdog) -> Result<Option<usize>, Cause> {
         }
     }
     join(false).map(Some)
+}
+
+/// Says if a rank of this host cannot use this board. That rank says why.
+fn say_refused(watchdog: &Watchdog) {
+    let is_refused = board().is_shared() && board().header().default.load(Ordering::Acquire) == TOGETHER;
+    if is_refused && board().is_first_to(Once::Refused) {
+        print(&format!(
+            "r{} | mpi4jax: a rank of this job cannot use the board of this rank, perhaps because it runs another build of mpi4jax; \
+             the job runs, but these ranks do not know of each other: deadlocks and different operations are not reported\n",
+            watchdog.settings.rank
+        ));
+    }
 }
 
 fn have_all_come(watchdog: &Watchdog) -> bool {
@@ -116,6 +134,7 @@ fn join(together: bool) -> Result<usize, Cause> {
 /// Takes part in a thread if another rank needs the communicator, unless this rank already has.
 pub fn serve(watchdog: &'static Watchdog) {
     static SERVES: AtomicBool = AtomicBool::new(false);
+    say_refused(watchdog);
     let is_wanted = board().header().default.load(Ordering::Acquire) == CLONE && MADE.get().is_none();
     if is_wanted
         && is_apart(watchdog)

@@ -99,6 +99,21 @@ PROGRAMS = {
         for c in (a, None, b):
             assert float(notoken.allreduce(np.float32(rank), MPI.SUM, comm=c)) == 3
     """,
+    # As a cleaner of /dev/shm, or systemd at the end of a session, does.
+    "one imports after the board was removed": """
+        if rank == 0:
+            import mpi4jax
+            from mpi4jax._job import job
+            board = mpi4jax._native.board_place() / job.board(size)
+            board.unlink()
+        MPI.COMM_WORLD.Barrier()
+        import mpi4jax, numpy as np
+        from mpi4jax import notoken
+        if rank == 1:
+            assert mpi4jax.default_comm() != MPI.COMM_WORLD
+        assert float(notoken.allreduce(np.float32(rank), MPI.SUM)) == 3
+        assert rank > 0 or not board.exists()
+    """,
     "one never imports, and all make communicators": """
         if rank < 2:
             import mpi4jax, numpy as np
@@ -144,6 +159,32 @@ def test_all_ranks_end(run_job, tmp_path, name):
     assert job.returncode == 0, job.stdout + job.stderr
     assert sorted(job.stdout.split("\n"))[1:] == [f"the end {rank}" for rank in range(3)]
     assert not list(tmp_path.glob("mpi4jax-*/*")), "files are left"
+
+
+OTHER_BUILD = """
+import numpy as np
+from mpi4py import MPI
+rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+if rank == 0:
+    import mpi4jax
+    from mpi4jax._job import job
+    with open(mpi4jax._native.board_place() / job.board(size), "r+b") as board:
+        board.write(b"another!")  # the number of the layout
+MPI.COMM_WORLD.Barrier()
+from mpi4jax import notoken
+print("sum", float(notoken.allreduce(np.float32(rank), MPI.SUM)))
+"""
+
+
+def test_ranks_of_two_builds_say_so_and_go_on(run_job, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(OTHER_BUILD)
+    env = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path)}
+    job = run_job(2, file, cwd=tmp_path, time_limit=60, env=env, fork=OPEN_MPI)
+    assert job.stdout.split() == ["sum", "1.0"] * 2, job.stdout + job.stderr
+    assert "r1 | mpi4jax: no board in " in job.stderr, job.stderr
+    assert ": another build of mpi4jax has made it; the job runs, but" in job.stderr
+    assert "r0 | mpi4jax: a rank of this job cannot use the board of this rank" in job.stderr
 
 
 def test_finalize_without_an_operation(mpirun):

@@ -200,10 +200,9 @@ _HOST = "MPI4JAX_TEST_HOST"
 
 
 def board(size: int) -> str:
-    """The name of this job's board on this host. It contains the version, so that jobs with
-    different versions do not share a board."""
+    """The name of this job's board on this host."""
     host = os.uname().nodename + os.environ.get(_HOST, "")
-    return f"{job(size)}-{_digest(host, _native.__version__)}"
+    return f"{job(size)}-{_digest(host)}"
 
 
 def directory(size: int) -> Path:
