@@ -25,11 +25,13 @@ from ._numerics.base import (
     given_or_default,
     waits_in,
 )
+from ._numerics.rendezvous import Ids, Rendezvous, RowExchange, rendezvous
 from .ops import alltoallv, ialltoallv
 
 __all__ = ["Plan"]
 
-Ids = np.ndarray[Any, np.dtype[np.int64]]
+# How many times more integers than ids an interval may have for each rank to store a part of it.
+SPARSE = 4
 
 
 def _all_or_none(comm: MPI.Intracomm, function: Callable[..., Any], *args: Any) -> Any:
@@ -42,9 +44,11 @@ def _all_or_none(comm: MPI.Intracomm, function: Callable[..., Any], *args: Any) 
         result = function(*args)
     except (TypeError, ValueError) as e:
         problem = e
-    first = comm.allreduce(comm.size if problem is None else comm.rank, MPI.MIN)
-    if first < comm.size:
-        raise comm.bcast(problem, root=first) from None
+    first = np.empty(1, np.int64)
+    own = np.array([comm.size if problem is None else comm.rank], np.int64)
+    comm.Allreduce(own, first, MPI.MIN)
+    if first[0] < comm.size:
+        raise comm.bcast(problem, root=int(first[0])) from None
     return result
 
 
@@ -65,45 +69,25 @@ def _as_ids(name: str, given: Any, rank: int) -> Ids:
     return ids.astype(np.int64)
 
 
-class _RowExchange:
-    """An exchange of rows of integers with other ranks, and of their answers."""
-
-    def __init__(self, comm: MPI.Intracomm, destinations: Ids):
-        self._comm = comm
-        self._order = np.argsort(destinations, kind="stable")
-        self.send_counts = np.bincount(destinations, minlength=comm.size)
-        self.recv_counts = np.empty_like(self.send_counts)
-        comm.Alltoall(self.send_counts, self.recv_counts)
-        #: The rank that has sent each of the rows received.
-        self.sources = np.repeat(np.arange(comm.size), self.recv_counts)
-
-    def send(self, *columns: Ids) -> Ids:
-        """Return the columns of the received rows, in the order of the sending ranks."""
-        rows = np.stack(columns, axis=1)[self._order]
-        return self._move(rows, self.send_counts, self.recv_counts).T
-
-    def answer(self, *columns: Ids) -> Ids:
-        """Return the columns of the received answers, in the order of the sent rows."""
-        rows = np.stack(columns, axis=1)
-        out = np.empty((len(self._order), len(columns)), np.int64)
-        out[self._order] = self._move(rows, self.recv_counts, self.send_counts)
-        return out.T
-
-    def _move(self, rows: Ids, sent: Ids, received: Ids) -> Ids:
-        width = rows.shape[1]
-        out = np.empty((int(received.sum()), width), np.int64)
-        self._comm.Alltoallv(
-            [np.ascontiguousarray(rows, np.int64), sent * width], [out, received * width]
-        )
-        return out
-
-
 class _Directory:
-    """The owner of each id. The rank that stores an entry follows from the id alone."""
+    """The owner of each id. The rank that stores an entry follows from the id alone.
 
-    def __init__(self, comm: MPI.Intracomm, owned: Ids):
-        self._comm = comm
-        entries = _RowExchange(comm, self._ranks(owned))
+    If the ids of all ranks fill a good part of an interval, each rank stores a part of the
+    interval. Ranks that own consecutive ids then send entries to themselves and to neighbors.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, by: Rendezvous, owned: Ids):
+        self._comm, self._by = comm, by
+        limits = np.iinfo(np.int64)
+        ends = [owned.min(initial=limits.max), ~owned.max(initial=limits.min)]
+        minima, total = np.empty(2, np.int64), np.empty(1, np.int64)
+        comm.Allreduce(np.array(ends, np.int64), minima, MPI.MIN)
+        comm.Allreduce(np.array([len(owned)], np.int64), total, MPI.SUM)
+        self._low, self._high = int(minima[0]), ~int(minima[1])
+        self._length = self._high - self._low + 1
+        # No rank then stores more than SPARSE times the mean number of entries.
+        self._is_dense = 0 < self._length <= SPARSE * int(total[0]) < limits.max // comm.size
+        entries = RowExchange(by, self._ranks(owned))
         ids, rows = entries.send(owned, np.arange(len(owned)))
         order = np.argsort(ids, kind="stable")
         self._ids, self._rows, self._owners = ids[order], rows[order], entries.sources[order]
@@ -112,6 +96,8 @@ class _Directory:
         """Return the ranks of the entries, distributed evenly even if the ids have a common
         divisor.
         """
+        if self._is_dense:
+            return (ids.clip(self._low, self._high) - self._low) * self._comm.size // self._length
         mixed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # Knuth's hash
         return (mixed >> np.uint64(32)).astype(np.int64) % self._comm.size
 
@@ -135,7 +121,7 @@ class _Directory:
 
     def find(self, needed: Ids) -> Ids:
         """Return the owner of each id, and its row there."""
-        request = _RowExchange(self._comm, self._ranks(needed))
+        request = RowExchange(self._by, self._ranks(needed))
         (requested,) = request.send(needed)
         _all_or_none(self._comm, self._check, requested, request.sources)
         at = np.searchsorted(self._ids, requested)
@@ -147,8 +133,9 @@ class Plan(Uncopied):
 
     All ranks of ``comm`` make a plan together, outside compiled functions. The directory of owners
     is distributed over the ranks, so no rank has a list of all ids. Time and memory grow with the
-    number of this rank's ids, plus a few integers for each other rank. A traced function may close
-    over a plan, or take it as a static argument. Plans are compared by identity.
+    number of this rank's ids, plus two integers for each other rank. If ranks own consecutive ids,
+    messages go only to ranks that own needed ids, apart from reductions and barriers. A traced
+    function may close over a plan, or take it as a static argument. Plans are compared by identity.
 
     Args:
         owned_ids: ids of the rows that this rank owns: a 1-D NumPy array of integers, in any order,
@@ -200,7 +187,11 @@ class Plan(Uncopied):
                 _as_ids("needed_ids", needed_ids, rank),
             ),
         )
-        directory = _Directory(self._comm, owned)
+        with rendezvous(self._comm) as by:
+            self._arrange(by, owned, needed)
+
+    def _arrange(self, by: Rendezvous, owned: Ids, needed: Ids) -> None:
+        directory = _Directory(self._comm, by, owned)
         ids, places = np.unique(needed, return_inverse=True)
         owners, rows = directory.find(ids)
 
@@ -208,14 +199,15 @@ class Plan(Uncopied):
         # they are first needed: then most plans need not reorder them.
         first = np.full(len(ids), len(needed))
         np.minimum.at(first, places, np.arange(len(needed)))
-        far = owners != rank
+        far = owners != self._comm.rank
         order = np.lexsort((first, owners))
         order = order[far[order]]
-        requests = _RowExchange(self._comm, owners[order])
+        requests = RowExchange(by, owners[order])
         (self._sent_rows,) = requests.send(rows[order])
-        self._counts = requests.recv_counts.tolist(), requests.send_counts.tolist()
-        self.destinations, self.sources = (
-            tuple(r for r, n in enumerate(counts) if n) for counts in self._counts
+        self.destinations, self.sources = tuple(requests.recv_counts), tuple(requests.send_counts)
+        self._counts: tuple[Any, ...] = tuple(
+            _for_all(counts, self._comm.size)
+            for counts in (requests.recv_counts, requests.send_counts)
         )
 
         # The rows received are followed by this rank's own, if it needs some of them.
@@ -348,6 +340,13 @@ class Plan(Uncopied):
         back, own = self._to_return(y)
         request = ialltoallv(back, *self._counts[::-1], comm=self._comm)
         return CompositeRequest([request, own], CompositeKind("add", self._added))
+
+
+def _for_all(counts: dict[int, int], size: int) -> Ids:
+    """Return the counts of all ranks."""
+    each = np.zeros(size, np.int64)
+    each[[*counts]] = [*counts.values()]
+    return each
 
 
 def _rows(x: jax.Array, places: Ids) -> jax.Array:

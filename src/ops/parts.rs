@@ -22,19 +22,23 @@ pub trait Wire {
     fn wait(&mut self) -> Result<(), Cause>;
 }
 
-/// Parts as a program gives them.
-#[derive(Clone, Debug, Deserialize)]
+/// Parts as a program gives them. Ranks that get nothing may be left out.
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartsFields {
-    /// Elements that go to each rank.
+    /// Elements that go to ranks, in the order of the ranks.
     pub sends: Vec<Part>,
-    /// Elements that come from each rank.
+    /// Elements that come from ranks, in the order of the ranks.
     pub receives: Vec<Part>,
+    /// The length of the root's array, if all ranks have the same number.
+    #[serde(default)]
+    pub whole: Option<usize>,
 }
 
 /// Elements of an operand that go to a rank, or of a result that come from it.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 pub struct Part {
+    pub rank: usize,
     pub start: usize,
     pub count: usize,
 }
@@ -50,18 +54,22 @@ impl Part {
     }
 }
 
-/// The parts of a buffer, one for each rank.
+/// The parts of a buffer that have elements, in the order of the ranks.
 pub type PerRank = SmallVec<[Part; 16]>;
 
 /// What a rank sends to and receives from each rank. What goes to a rank has to be what comes from it there; nothing
-/// is no message.
+/// is no message. The memory is that of the ranks that get something, however many there are.
 #[derive(Debug)]
 pub struct Parts {
     rank: usize,
+    size: usize,
     send: PerRank,
     recv: PerRank,
+    whole: Option<usize>,
     /// See [`Parts::received_ints`].
     received_ints: OnceLock<Option<Ints>>,
+    /// See [`Parts::ints_of_root`].
+    ints_of_root: OnceLock<Ints>,
 }
 
 /// Counts and starts as MPI's functions take them.
@@ -73,20 +81,46 @@ pub struct Ints {
 
 impl Parts {
     pub fn new(rank: i32, size: i32, fields: &PartsFields) -> Result<Self, Cause> {
-        let PartsFields { sends, receives } = fields;
+        let PartsFields { sends, receives, whole } = fields;
+        let size = usize::try_from(size).unwrap_or(0);
+        let limit = whole.unwrap_or(usize::MAX);
         let is_there = |parts: &[Part]| {
-            usize::try_from(size) == Ok(parts.len()) && parts.iter().all(|part| part.end().is_some())
+            parts.windows(2).all(|two| two[0].rank < two[1].rank)
+                && parts.last().is_none_or(|part| part.rank < size)
+                && parts.iter().all(|part| part.end().is_some_and(|end| end <= limit))
         };
         if !is_there(sends) || !is_there(receives) {
-            let (expected, actual) = ("a start and a count for each rank", format!("{fields:?}"));
-            return Err(Cause::Attribute { name: "parts", expected, actual });
+            let expected = "a rank, a start and a count for each rank that gets something";
+            return Err(Cause::Attribute { name: "parts", expected, actual: format!("{fields:?}") });
         }
-        Ok(Self::of(rank as usize, sends[..].into(), receives[..].into()))
+        Ok(Self { whole: *whole, ..Self::of(rank as usize, size, sends, receives) })
     }
 
     /// The same of parts that are known to lie in memory.
-    pub fn of(rank: usize, send: PerRank, recv: PerRank) -> Self {
-        Self { rank, send, recv, received_ints: OnceLock::new() }
+    pub fn of(rank: usize, size: usize, send: &[Part], recv: &[Part]) -> Self {
+        let [send, recv] =
+            [send, recv].map(|parts| parts.iter().copied().filter(|part| part.count > 0).collect());
+        let (received_ints, ints_of_root) = Default::default();
+        Self { rank, size, send, recv, whole: None, received_ints, ints_of_root }
+    }
+
+    /// Counts and starts for all ranks.
+    fn ints(&self, parts: &[Part]) -> Ints {
+        let mut ints = Ints { counts: vec![0; self.size].into(), starts: vec![0; self.size].into() };
+        for part in parts {
+            (ints.counts[part.rank], ints.starts[part.rank]) = (part.count as c_int, part.start as c_int);
+        }
+        ints
+    }
+
+    /// Whether an `int` counts the elements of the root's array: all ranks see the same answer.
+    pub fn fits(&self, limit: usize) -> bool {
+        self.whole.is_some_and(|whole| whole <= limit.min(c_int::MAX as usize))
+    }
+
+    /// The counts and starts of the root of a `gatherv`, or of a `scatterv`, where they fit.
+    pub fn ints_of_root(&self, is_gather: bool) -> &Ints {
+        self.ints_of_root.get_or_init(|| self.ints(if is_gather { &self.recv } else { &self.send }))
     }
 
     /// What comes from each rank, if it is the same on all of them: one after the other, and not beyond `limit`, so that all
@@ -101,8 +135,7 @@ impl Parts {
                 end = part.end()?;
             }
             c_int::try_from(end).ok()?;
-            let all = |of: fn(&Part) -> usize| self.recv.iter().map(|part| of(part) as c_int).collect();
-            Some(Ints { counts: all(|part| part.count), starts: all(|part| part.start) })
+            Some(self.ints(&self.recv))
         };
         let total = self.recv.last().map_or(0, |part| part.start + part.count);
         self.received_ints.get_or_init(ints).as_ref().filter(|_| total <= limit)
@@ -110,13 +143,24 @@ impl Parts {
 
     /// The part that goes to all ranks, if it is the same.
     pub fn for_all(&self, send: &Buffer) -> Option<Buffer> {
-        let own = self.send.get(self.rank)?;
-        self.send.iter().all(|part| part == own).then(|| own.of(send))
+        let Some(&first) = self.send.first() else { return Some(send.part(0, 0)) };
+        let is_same = |part: &Part| (part.start, part.count) == (first.start, first.count);
+        (self.send.len() == self.size && self.send.iter().all(is_same)).then(|| first.of(send))
     }
 
-    /// The part that goes to a rank.
+    /// The part that goes to a rank, or none of the buffer.
     pub fn sent_to(&self, rank: usize, send: &Buffer) -> Buffer {
-        self.send[rank].of(send)
+        find(&self.send, rank).map_or_else(|| send.part(0, 0), |part| part.of(send))
+    }
+
+    /// The part that comes from a rank, or none of the buffer.
+    pub fn received_from(&self, rank: usize, recv: &Buffer) -> Buffer {
+        find(&self.recv, rank).map_or_else(|| recv.part(0, 0), |part| part.of(recv))
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.size
     }
 
     /// The parts that go to each rank, and those that come from each.
@@ -126,25 +170,33 @@ impl Parts {
 
     /// How many elements go to each rank.
     pub fn sent(&self) -> Vec<u64> {
-        self.send.iter().map(|part| part.count as u64).collect()
+        self.counts_of(&self.send)
     }
 
     /// How many elements go to each rank, and how many come from each.
     pub fn counts(&self) -> [Vec<u64>; 2] {
-        [self.sent(), self.recv.iter().map(|part| part.count as u64).collect()]
+        [self.sent(), self.counts_of(&self.recv)]
+    }
+
+    fn counts_of(&self, parts: &[Part]) -> Vec<u64> {
+        let mut counts = vec![0; self.size];
+        for part in parts {
+            counts[part.rank] = part.count as u64;
+        }
+        counts
     }
 
     /// An error unless the buffers have these parts, and this rank takes from itself what it gives itself.
     pub fn check(&self, send: Option<Buffer>, recv: Option<Buffer>) -> Result<(), Cause> {
         for (operand, parts, buffer) in [("operand", &self.send, send), ("result", &self.recv, recv)] {
             let count = buffer.map_or(0, |buffer| buffer.count());
-            let needed = parts.iter().filter(|part| part.count > 0).filter_map(|part| part.end()).max();
+            let needed = parts.iter().filter_map(|part| part.end()).max();
             if needed.is_some_and(|needed| needed > count) {
                 return Err(Cause::TooFew { operand, expected: needed.unwrap_or(0), count });
             }
         }
-        let (to, from) = (self.send.get(self.rank), self.recv.get(self.rank));
-        let [expected, actual] = [from, to].map(|part| part.map_or(0, |part| part.count));
+        let own = [&self.recv, &self.send].map(|parts| find(parts, self.rank));
+        let [expected, actual] = own.map(|part| part.map_or(0, |part| part.count));
         if expected != actual {
             return Err(Cause::Parts { source_rank: self.rank as i32, received: actual, expected });
         }
@@ -155,7 +207,7 @@ impl Parts {
     pub fn covers(&self, recv: Option<&Buffer>) -> bool {
         let mut end = 0;
         let follows = |part: &Part| {
-            let is_next = part.count == 0 || part.start == end;
+            let is_next = part.start == end;
             end += part.count;
             is_next
         };
@@ -175,12 +227,31 @@ impl Parts {
 
     /// What goes to each rank, where anything does.
     pub fn sends(&self, send: Option<Buffer>) -> impl Iterator<Item = (i32, Buffer)> {
-        messages(&self.send, send)
+        self.messages(&self.send, send)
     }
 
     /// What comes from each rank, where anything does.
     pub fn receives(&self, recv: Option<Buffer>) -> impl Iterator<Item = (i32, Buffer)> {
-        messages(&self.recv, recv)
+        self.messages(&self.recv, recv)
+    }
+
+    /// The parts with the rank at the other end. They begin at the next rank, so that not all ranks send to the first one at the
+    /// same time, and end with this rank itself.
+    fn messages(&self, parts: &[Part], buffer: Option<Buffer>) -> impl Iterator<Item = (i32, Buffer)> {
+        let (before, after) = parts.split_at(parts.partition_point(|part| part.rank <= self.rank));
+        after.iter().chain(before).filter_map(move |part| Some((part.rank as i32, part.of(&buffer?))))
+    }
+
+    /// Copies the part from this rank to itself.
+    ///
+    /// # Safety
+    /// As for [`Self::exchange`]; the buffers do not overlap.
+    pub unsafe fn copy_own(&self, send: Option<Buffer>, recv: Option<Buffer>) {
+        if let Some((send, recv)) = send.zip(recv) {
+            let (from, to) = (self.sent_to(self.rank, &send), self.received_from(self.rank, &recv));
+            // SAFETY: promised by the caller; `check` has compared their lengths.
+            unsafe { to.data().copy_from_nonoverlapping(from.data(), from.bytes().min(to.bytes())) };
+        }
     }
 
     /// Exchanges the parts, the one from this rank to itself too. What no rank sends is zeros.
@@ -200,12 +271,14 @@ impl Parts {
                 send = send.map(|from| from.apart_from(to, &mut copy));
                 self.clear(to);
             }
-            for (peer, into) in self.receives(recv) {
+            let is_other = |(peer, _): &(i32, Buffer)| *peer != self.rank as i32;
+            for (peer, into) in self.receives(recv).filter(is_other) {
                 wire.receive(peer, into.data(), into.bytes())?;
             }
-            for (peer, from) in self.sends(send) {
+            for (peer, from) in self.sends(send).filter(is_other) {
                 wire.send(peer, from.data(), from.bytes())?;
             }
+            self.copy_own(send, recv);
         }
         let size = recv.or(send).map_or(1, |buffer| buffer.dtype().size());
         wire.wait().map_err(|cause| match cause {
@@ -217,8 +290,7 @@ impl Parts {
     }
 }
 
-/// The parts of a buffer that have elements, with the rank at the other end.
-fn messages(parts: &[Part], buffer: Option<Buffer>) -> impl Iterator<Item = (i32, Buffer)> {
-    let some = parts.iter().enumerate().filter(|(_, part)| part.count > 0);
-    some.filter_map(move |(peer, part)| Some((peer as i32, part.of(&buffer?))))
+/// The part of a rank, if it has one.
+fn find(parts: &[Part], rank: usize) -> Option<&Part> {
+    parts.binary_search_by_key(&rank, |part| part.rank).ok().map(|at| &parts[at])
 }

@@ -188,18 +188,18 @@ impl Ragged {
         }
         let [to, from] = [to, from].map(|counts| self.side_by_side(counts));
         let (send, recv) = if self.adjoint { (from, to) } else { (to, from) };
-        Ok(Parts::of(self.rank, send, recv))
+        Ok(Parts::of(self.rank, self.size, &send, &recv))
     }
 
     /// In the order of the ranks.
     fn side_by_side(&self, counts: &[i32]) -> PerRank {
         let mut start = 0;
-        let part = |&count: &i32| {
-            let part = Part { start, count: count as usize * self.fields.row };
+        let part = |(rank, &count): (usize, &i32)| {
+            let part = Part { rank, start, count: count as usize * self.fields.row };
             start += part.count;
             part
         };
-        counts.iter().map(part).collect()
+        counts.iter().enumerate().map(part).collect()
     }
 }
 

@@ -143,7 +143,7 @@ ops! {
     Bcast          "bcast"           "MPI_Bcast"                (ROOT)              (One -> None)          (None -> One)          "MPI_Ibcast";
     Exscan         "exscan"          "MPI_Exscan"               (SCAN)              (One -> One)           (One -> One)           "MPI_Iexscan";
     Gather         "gather"          "MPI_Gather"               (ROOT)              (One -> PerRank)       (One -> None)          "MPI_Igather";
-    Gatherv        "gatherv"         "MPI_Gatherv"              (PARTS | ROOT)      (Variable -> Variable) (Variable -> None)     "MPI_Ialltoallw";
+    Gatherv        "gatherv"         "MPI_Gatherv"              (PARTS | ROOT)      (Variable -> Variable) (Variable -> None)     "MPI_Igatherv";
     HaloExchange   "halo_exchange"   "MPI_Wait"                 (BLOCKS | MESSAGES) (Variable -> Variable) (Variable -> Variable) -;
     Permute        "permute"         "MPI_Sendrecv"             (PARTS | MESSAGES)  (Variable -> Variable) (Variable -> Variable) "MPI_Ialltoallw";
     RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv"            (RAGGED | MESSAGES) (Variable -> Variable) (Variable -> Variable) "MPI_Ialltoallw";
@@ -153,7 +153,7 @@ ops! {
     ReduceScatterv "reduce_scatterv" "MPI_Reduce_scatter"       (REDUCTION | PARTS) (Variable -> Variable) (Variable -> Variable) "MPI_Ireduce_scatter";
     Scan           "scan"            "MPI_Scan"                 (SCAN)              (One -> One)           (One -> One)           "MPI_Iscan";
     Scatter        "scatter"         "MPI_Scatter"              (ROOT)              (PerRank -> One)       (None -> One)          "MPI_Iscatter";
-    Scatterv       "scatterv"        "MPI_Scatterv"             (PARTS | ROOT)      (Variable -> Variable) (None -> Variable)     "MPI_Ialltoallw";
+    Scatterv       "scatterv"        "MPI_Scatterv"             (PARTS | ROOT)      (Variable -> Variable) (None -> Variable)     "MPI_Iscatterv";
     Send           "send"            "MPI_Send"                 (PEER)              (One -> None)          (One -> None)          "MPI_Isend";
     Sendrecv       "sendrecv"        "MPI_Sendrecv"             (PEER)              (One -> One)           (One -> One)           -;
 }

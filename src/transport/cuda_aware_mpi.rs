@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn what_the_processor_reads_or_writes_is_staged() {
         let comm = comm::register(Comm::new("cuda-aware-mpi-test", 0, 1));
-        let all = [Part { start: 0, count: 2 }];
+        let all = [Part { rank: 0, start: 0, count: 2 }];
         let mut data = [0_f32; 4];
         let (from, to) = data.split_at_mut(2);
         // SAFETY: the array has this number of elements, and outlives the calls.
@@ -134,7 +134,7 @@ mod tests {
             (Op::Sendrecv, send, true),
         ] {
             let mut site = Site::new(op, &comm);
-            site.parts = Some(Arc::new(Parts::of(0, all[..].into(), all[..].into())));
+            site.parts = Some(Arc::new(Parts::of(0, 1, &all, &all)));
             let call = Call { send, recv, ..Call::of(&site, Stream::NONE) };
             assert_eq!(needs_processor(&call), is_staged, "{op}");
         }

@@ -15,7 +15,7 @@ typedef long (*mpi_function)(PARAMETERS);
 
 enum how { CALL, PLAIN, VECTOR, TYPES };  // how an argument list says what is sent
 
-// Name, how, places of count, type and communicator, and the place of the destination or -1.
+// Name, how, places of count, type and communicator, and the place of the destination or root, or -1.
 #define FUNCTIONS(X)                                                                                                    \
     X(Send, PLAIN, 1, 2, 5, 3) X(Isend, PLAIN, 1, 2, 5, 3) X(Ssend, PLAIN, 1, 2, 5, 3) X(Issend, PLAIN, 1, 2, 5, 3)     \
     X(Sendrecv, PLAIN, 1, 2, 10, 3) X(Barrier, CALL, 0, 0, 0, -1) X(Ibarrier, CALL, 0, 0, 0, -1)                        \
@@ -29,16 +29,16 @@ enum how { CALL, PLAIN, VECTOR, TYPES };  // how an argument list says what is s
     X(Allgather, PLAIN, 4, 5, 6, -1) X(Iallgather, PLAIN, 4, 5, 6, -1)                                                  \
     X(Allgatherv, PLAIN, 1, 2, 7, -1) X(Iallgatherv, PLAIN, 1, 2, 7, -1)                                                \
     X(Gather, PLAIN, 1, 2, 7, -1) X(Igather, PLAIN, 1, 2, 7, -1)                                                        \
-    X(Gatherv, PLAIN, 1, 2, 8, -1) X(Igatherv, PLAIN, 1, 2, 8, -1)                                                      \
+    X(Gatherv, PLAIN, 1, 2, 8, 7) X(Igatherv, PLAIN, 1, 2, 8, 7)                                                        \
     X(Scatter, PLAIN, 4, 5, 7, -1) X(Iscatter, PLAIN, 4, 5, 7, -1)                                                      \
-    X(Scatterv, CALL, 0, 0, 8, -1) X(Iscatterv, CALL, 0, 0, 8, -1)                                                      \
+    X(Scatterv, VECTOR, 1, 3, 8, 7) X(Iscatterv, VECTOR, 1, 3, 8, 7)                                                    \
     X(Alltoall, PLAIN, 4, 5, 6, -1) X(Ialltoall, PLAIN, 4, 5, 6, -1)                                                    \
     X(Alltoallv, VECTOR, 1, 3, 8, -1) X(Ialltoallv, VECTOR, 1, 3, 8, -1)                                                \
     X(Alltoallw, TYPES, 1, 3, 8, -1) X(Ialltoallw, TYPES, 1, 3, 8, -1)                                                  \
     X(Neighbor_alltoallw, CALL, 0, 0, 8, -1) X(Ineighbor_alltoallw, CALL, 0, 0, 8, -1)                                  \
     X(Comm_dup, CALL, 0, 0, 0, -1) X(Comm_idup, CALL, 0, 0, 0, -1) X(Comm_split, CALL, 0, 0, 0, -1)                     \
     X(Comm_create, CALL, 0, 0, 0, -1) X(Comm_create_group, CALL, 0, 0, 0, -1) X(Comm_free, CALL, 0, 0, 0, -1)           \
-    X(Type_commit, CALL, 0, 0, 0, -1)
+    X(Type_commit, CALL, 0, 0, 0, -1) X(Type_create_struct, CALL, 0, 0, 0, -1) X(Type_contiguous, CALL, 0, 0, 0, -1)
 
 #define NUMBER(name, ...) name##_NUMBER,
 enum { FUNCTIONS(NUMBER) FUNCTIONS_COUNT };
@@ -94,7 +94,7 @@ static void count(int number, enum how how, int at_count, int at_type, int at_co
         int dest = at_dest < 0 ? -1 : (int)args[at_dest];
         messages = dest >= 0 && dest != rank;
         bytes = at_dest < 0 || messages ? (int)args[at_count] * size_of(args[at_type]) : 0;
-    } else if (how == VECTOR || how == TYPES) {
+    } else if ((how == VECTOR || how == TYPES) && (at_dest < 0 || (int)args[at_dest] == rank)) {
         const int *counts = (const int *)args[at_count];
         int has_pointers = symbol("ompi_mpi_byte") != NULL;  // Open MPI's handles are pointers, MPICH's are numbers
         for (int peer = 0; peer < ranks; peer++) {

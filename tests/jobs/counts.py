@@ -30,10 +30,10 @@ NEIGHBORS = len({(RANK - 1) % SIZE, (RANK + 1) % SIZE} - {RANK})
 TREE = {
     *("MPI_Allgather", "MPI_Allgatherv", "MPI_Allreduce", "MPI_Barrier", "MPI_Bcast", "MPI_Exscan"),
     *("MPI_Gather", "MPI_Reduce", "MPI_Reduce_scatter", "MPI_Reduce_scatter_block", "MPI_Scan"),
-    "MPI_Scatter",
+    *("MPI_Comm_dup", "MPI_Scatter"),
 }
 PAIRS = {"MPI_Alltoall"}
-LOCAL = {"MPI_Comm_free", "MPI_Type_commit"}
+LOCAL = {"MPI_Comm_free", "MPI_Type_commit", "MPI_Type_contiguous", "MPI_Type_create_struct"}
 
 
 ANY = -1  # bytes that are not compared
@@ -50,7 +50,8 @@ class Row(NamedTuple):
 
     `calls` has the calls of each function of MPI, and the bytes that the rank hands to it.
     `formula` gives the number of messages, in `P` (the number of ranks), `log(P)` (base 2, rounded
-    up) and `neighbors` (of this rank). If it grows as `P`, `why` says why.
+    up), `neighbors` (of this rank) and `root` (whether this rank is it). If it grows as `P`, `why`
+    says why.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Row(NamedTuple):
 
     def messages(self) -> int:
         names = {"P": SIZE, "log": lambda P: (P - 1).bit_length(), "neighbors": NEIGHBORS}
+        names["root"] = RANK == 0
         assert self.why or "P" not in self.formula.replace("log(P)", ""), f"{self.name}: why P?"
         return int(eval(self.formula, names))
 
@@ -180,28 +182,20 @@ simple(
     "log(P)",
 )
 IS_ROOT = RANK == 0
-# The length of a block, in 8 bytes, is sent before it. A block has a datatype of its own, and the
-# root has two for its own block, which it sends and receives.
-TYPES = SIZE + 1 if IS_ROOT else 1
+# The length of each block, in 8 bytes, is gathered or scattered before the blocks.
 simple(
     "gatherv",
     lambda x: m.gatherv(x, COUNTS, 0),
     OWN,
-    {
-        "MPI_Ialltoallw": (1, 0 if IS_ROOT else 4 * COUNTS[RANK] + 8),
-        "MPI_Type_commit": (TYPES, 0),
-    },
-    "0" if IS_ROOT else "1",
+    {"MPI_Gather": (1, 8), "MPI_Gatherv": (1, 0 if IS_ROOT else 4 * COUNTS[RANK])},
+    "log(P) + (0 if root else 1)",
 )
 simple(
     "scatterv",
     lambda x: m.scatterv(x, COUNTS, 0),
     jnp.ones(sum(COUNTS), jnp.float32) if IS_ROOT else OWN,
-    {
-        "MPI_Ialltoallw": (1, 4 * sum(COUNTS[1:]) + 8 * OTHERS if IS_ROOT else 0),
-        "MPI_Type_commit": (TYPES, 0),
-    },
-    "P - 1" if IS_ROOT else "0",
+    {"MPI_Scatter": (1, 8), "MPI_Scatterv": (1, 4 * sum(COUNTS[1:]) if IS_ROOT else 0)},
+    "log(P) + (P - 1 if root else 0)",
     "the root has rows for each other rank",
 )
 
@@ -220,6 +214,20 @@ simple(
     "neighbors",
 )
 
+
+# Each message begins with its length, in 8 bytes, and has a datatype on either side.
+TYPES = (2 * NEIGHBORS, 0)
+simple(
+    "ialltoallv to two neighbors",
+    lambda x: m.wait(m.ialltoallv(x, TO_NEIGHBORS, TO_NEIGHBORS)),
+    jnp.ones(sum(TO_NEIGHBORS), jnp.float32),
+    {
+        "MPI_Ialltoallw": (1, (40 + 8) * NEIGHBORS),
+        "MPI_Type_create_struct": TYPES,
+        "MPI_Type_commit": TYPES,
+    },
+    "neighbors",
+)
 
 simple(
     "reduce_scatterv",
@@ -259,7 +267,7 @@ def _halo():
 
 @row(
     "fft.fftn on slabs",
-    {"MPI_Isend": (SIZE, 8 * 2 * 2 * 3 * OTHERS)},  # one of them to the rank itself
+    {"MPI_Isend": (OTHERS, 8 * 2 * 2 * 3 * OTHERS)},
     "P - 1",
     "each slab of the result has rows of each slab of the array",
 )
@@ -292,6 +300,24 @@ cg(10)
 def _fill():
     plan = m.ghosts.Plan([RANK], [(RANK - 1) % SIZE, (RANK + 1) % SIZE])
     return plan.fill, (jnp.ones((1, 10), jnp.float32),)
+
+
+@row(
+    "ghosts.Plan of consecutive ids",
+    {
+        "MPI_Comm_dup": (1, 0),
+        "MPI_Comm_free": (1, 0),
+        # Errors twice, the ends of the ids, and their number.
+        "MPI_Allreduce": (4, 8 + 16 + 8 + 8),
+        "MPI_Ibarrier": (3, 0),
+        # Entries of the directory, of which each rank stores its own; questions; requests.
+        "MPI_Issend": (2 * NEIGHBORS, 16 * NEIGHBORS),
+        "MPI_Isend": (NEIGHBORS, 16 * NEIGHBORS),  # answers
+    },
+    "8 * log(P) + 3 * neighbors",
+)
+def _plan():
+    return lambda: m.ghosts.Plan([RANK], [(RANK - 1) % SIZE, (RANK + 1) % SIZE]), ()
 
 
 # ---- Functions that are not traced. The bytes of objects that rank 0 broadcasts depend on paths.

@@ -12,6 +12,7 @@ from reference import COMM, JITS, RANK, SIZE, assert_equal, each, enable_x64
 
 import mpi4jax
 from mpi4jax import ghosts, linalg, notoken
+from mpi4jax._numerics.rendezvous import rendezvous
 
 
 class Case:
@@ -135,8 +136,32 @@ def test_only_neighbours_exchange_messages():
 
 def test_ids_with_a_common_divisor_are_spread_over_the_directory():
     ids = np.arange(300) * SIZE
-    directory = ghosts._Directory(COMM, np.array_split(ids, SIZE)[RANK])
+    with rendezvous(COMM) as by:
+        directory = ghosts._Directory(COMM, by, np.array_split(ids, SIZE)[RANK])
     assert len(directory._ids) < 2 * len(ids) / SIZE
+
+
+@pytest.mark.parametrize("spread", [1, ghosts.SPARSE])
+def test_ids_that_fill_an_interval_are_stored_in_its_parts(spread):
+    """Where ranks own consecutive ids, each stores its own."""
+    ids = np.arange(spread * 5 * SIZE).reshape(SIZE, -1)[:, :5] - 7
+    with rendezvous(COMM) as by:
+        directory = ghosts._Directory(COMM, by, ids[RANK])
+    assert directory._is_dense
+    if spread == 1:
+        assert directory._ids.tolist() == ids[RANK].tolist()
+        assert set(directory._owners) == {RANK}
+    assert len(directory._ids) <= 5 * ghosts.SPARSE
+
+
+def test_ids_at_the_ends_of_int64():
+    limits = np.iinfo(np.int64)
+    ids = np.r_[limits.min + np.arange(SIZE), limits.max - np.arange(SIZE)].reshape(2, SIZE)
+    x = jnp.array([1.0, 2.0]) * RANK
+    plan = ghosts.Plan(ids[:, RANK], ids[:, (RANK + 1) % SIZE])
+    assert plan.fill(x).tolist() == [(RANK + 1) % SIZE * 1.0, (RANK + 1) % SIZE * 2.0]
+    with pytest.raises(ValueError, match=f"has id {limits.min}, which no rank owns"):
+        ghosts.Plan([RANK], [limits.min])
 
 
 def test_a_sparse_matrix_in_cg():

@@ -326,9 +326,9 @@ impl Suite<'_> {
         };
         let parts = op.row().has_parts.then(|| {
             let start = |to: usize| (0..to).map(sized).sum();
-            let sends = (0..size).map(|to| Part { start: start(to), count: sized(to) }).collect();
-            let receives = vec![Part { start: 0, count: sized(rank) }; size];
-            let fields = PartsFields { sends, receives };
+            let sends = (0..size).map(|to| Part { rank: to, start: start(to), count: sized(to) }).collect();
+            let receives = (0..size).map(|from| Part { rank: from, start: 0, count: sized(rank) }).collect();
+            let fields = PartsFields { sends, receives, whole: None };
             Arc::new(Parts::new(self.comm.rank, self.comm.size, &fields).expect("starts and counts"))
         });
         let roots = if op.row().has_root { 0..size } else { 0..1 };

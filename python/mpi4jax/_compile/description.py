@@ -15,17 +15,18 @@ from .._op.operation import How, Message, OfBlocks, Operation, Receiving, Reduci
 from .._op.packing import words_of
 
 
-def parts_of(op: WithParts, aval: Any) -> dict[str, list[rows.Part]]:
-    """Return the elements that are sent to each rank, and received from it."""
+def parts_of(op: WithParts, aval: Any) -> dict[str, Any]:
+    """Return the elements that are sent to ranks, and received from them."""
     sends, receives = op.send_parts, op.recv_parts
     if op.adjoint:
         sends, receives = receives, sends
     row = math.prod(aval.shape[int(op.rows[0] is not None) :])
 
     def elements(parts: Sequence[rows.Part]) -> list[rows.Part]:
-        return [(row * start, row * count) for start, count in parts]
+        return [(rank, row * start, row * count) for rank, start, count in parts]
 
-    return {"sends": elements(sends), "receives": elements(receives)}
+    whole = {} if op.whole is None else {"whole": row * op.whole}
+    return {"sends": elements(sends), "receives": elements(receives), **whole}
 
 
 def line_of(ctx: mlir.LoweringRuleContext) -> str | None:

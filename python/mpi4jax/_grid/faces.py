@@ -186,7 +186,7 @@ class Message:
 
     @property
     def size(self) -> int:
-        return sum(count for _, count in self.parts)
+        return sum(count for *_, count in self.parts)
 
 
 def message(found: Sequence[Face], comm: Comm | AnyComm) -> Message:

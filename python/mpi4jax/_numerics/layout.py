@@ -228,14 +228,26 @@ class Layout:
                 f"Layout.owner: argument 'index' must be {len(self.shape)} integers, one for each "
                 f"axis of the array, got {len(at)} of {[str(i.dtype) for i in at]}"
             )
-        ranks = np.empty([self.parts(axis) for axis in range(len(self.shape))], np.int32)
-        for part in np.ndindex(ranks.shape):
-            ranks[part] = self.rank_of(part)
-        parts = (
-            jnp.where(i < 0, n, jnp.searchsorted(jnp.array(self.ends(axis)[1:]), i, side="right"))
-            for axis, (i, n) in enumerate(zip(at, ranks.shape, strict=True))
-        )
-        return jnp.asarray(ranks).at[tuple(parts)].get(mode="fill", fill_value=-1)
+        rank, is_inside = jnp.int32(0), jnp.bool(True)
+        for axis, i in enumerate(at):
+            i = i.astype(jnp.promote_types(i.dtype, np.int32))
+            is_inside &= (i >= 0) & (i < self.shape[axis])
+            part = self._part_at(axis, i).astype(np.int32)
+            for d in reversed(self.dimensions[axis]):
+                rank += part % self.grid[d] * math.prod(self.grid[d + 1 :])
+                part //= self.grid[d]
+        return jnp.where(is_inside, rank, -1)
+
+    def _part_at(self, axis: int, i: jax.Array) -> jax.Array:
+        """Return the block along an axis that has an index. The program does not grow with the
+        number of blocks, unless their lengths are given."""
+        parts = self.parts(axis)
+        if self.lengths[axis] is not None:
+            return jnp.searchsorted(jnp.array(self.ends(axis)[1:]), i, side="right")
+        small, more = divmod(self.shape[axis], parts)
+        longer = more * (small + 1)
+        behind = more + (i - longer) // max(small, 1)
+        return jnp.where(i < longer, i // (small + 1), behind)
 
     def of_shape(self, shape: Shape) -> Layout:
         """Return the layout of an array of another shape, on the same ranks."""

@@ -307,11 +307,14 @@ class WithParts(WithRows):
     """An operation on rows whose numbers are static.
 
     Attributes:
-        send_parts, recv_parts: the rows that go to each rank, and those that come from it.
+        send_parts, recv_parts: the rows that go to ranks, and those that come from them, in the
+            order of the ranks. Ranks that get no rows are left out.
+        whole: the number of rows of the root, if there is one.
     """
 
     send_parts: tuple[Part, ...]
     recv_parts: tuple[Part, ...]
+    whole: int | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from .arguments import rank_of
 from .comm import Comm, as_comm, static_int
 
-Part = tuple[int, int]  # the first row, and how many
+Part = tuple[int, int, int]  # a rank, the first row that goes to it or comes from it, and how many
 
 
 def counts_of(op: str, name: str, counts: Any, comm: Comm) -> tuple[int, ...]:
@@ -29,7 +29,10 @@ def counts_of(op: str, name: str, counts: Any, comm: Comm) -> tuple[int, ...]:
         raise TypeError(
             f"{op}: argument '{name}' must be {expected}, got {type(counts).__name__}: {counts!r}"
         )
-    row_counts = tuple(static_int(op, name, entry, expected) for entry in entries)
+    if isinstance(counts, np.ndarray) and counts.ndim == 1 and counts.dtype.kind in "iu":
+        row_counts = tuple(counts.tolist())  # one check for all of many entries
+    else:
+        row_counts = tuple(static_int(op, name, entry, expected) for entry in entries)
     if len(row_counts) != comm.size:
         raise ValueError(
             f"{op}: argument '{name}' must have one entry per rank ({comm.size}), got "
@@ -44,9 +47,10 @@ def counts_of(op: str, name: str, counts: Any, comm: Comm) -> tuple[int, ...]:
 
 
 def side_by_side(counts: Iterable[int]) -> tuple[Part, ...]:
-    """Return the rows of each rank if they lie in the order of the ranks."""
+    """Return the rows of the ranks that have some, if they lie in the order of the ranks."""
     ends = itertools.accumulate(counts)
-    return tuple((end - count, count) for end, count in zip(ends, counts, strict=True))
+    each = zip(ends, counts, strict=True)
+    return tuple((rank, end - count, count) for rank, (end, count) in enumerate(each) if count)
 
 
 class ToRoot(NamedTuple):
@@ -55,6 +59,7 @@ class ToRoot(NamedTuple):
     Attributes:
         comm, root: the communicator and the root.
         own, all: the number of rows of this rank, and of the root's result (elsewhere ``own``).
+        whole: the number of rows of all ranks.
         own_parts, all_parts: the rows of this rank that go to each rank, and the rows of the root
             that come from each.
     """
@@ -63,6 +68,7 @@ class ToRoot(NamedTuple):
     root: int
     own: int
     all: int
+    whole: int
     own_parts: tuple[Part, ...]
     all_parts: tuple[Part, ...]
 
@@ -77,11 +83,7 @@ def to_root(op: str, counts: Any, root: Any, given: Any) -> ToRoot:
         root,
         own,
         sum(row_counts) if is_root else own,
-        only(root, (0, own), comm.size),
-        side_by_side(row_counts if is_root else (0,) * comm.size),
+        sum(row_counts),
+        ((root, 0, own),) if own else (),
+        side_by_side(row_counts) if is_root else (),
     )
-
-
-def only(rank: int, part: Part, size: int) -> tuple[Part, ...]:
-    """Return the rows of one rank, and nothing for the others."""
-    return tuple(part if r == rank else (0, 0) for r in range(size))

@@ -20,7 +20,8 @@ class Allgatherv(WithParts, name="allgatherv"):
 
     def plan(self, how: How) -> Plan:
         if self.adjoint:
-            start, rows = self.recv_parts[self.comm.rank]
+            own = [part[1:] for part in self.recv_parts if part[0] == self.comm.rank]
+            start, rows = own[0] if own else (0, 0)
             return Plan(None, Result.OPERAND, select=lambda c: c[start : start + rows])
         return Plan("allgatherv")
 
@@ -64,7 +65,7 @@ def allgatherv(x: T, counts: Sequence[int], *, comm: MPI.Intracomm | None = None
     op = Allgatherv(
         c,
         rows=(own, sum(row_counts)),
-        send_parts=((0, own),) * c.size,
+        send_parts=tuple((rank, 0, own) for rank in range(c.size) if own),
         recv_parts=_rows.side_by_side(row_counts),
     )
     return call(op, x)

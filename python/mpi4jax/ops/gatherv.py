@@ -60,5 +60,6 @@ def gatherv(x: T, counts: Sequence[int], root: int = 0, *, comm: MPI.Intracomm |
         rows=(to.own, to.all),
         send_parts=to.own_parts,
         recv_parts=to.all_parts,
+        whole=to.whole,
     )
     return call(op, x)

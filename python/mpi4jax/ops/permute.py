@@ -88,12 +88,12 @@ def permute(x: T, pairs: Sequence[tuple[int, int]], *, comm: MPI.Intracomm | Non
     op = Permute(
         c,
         rows=(None, None),
-        send_parts=_to_and_from(c, dests),
-        recv_parts=_to_and_from(c, sources),
+        send_parts=_all_rows(dests),
+        recv_parts=_all_rows(sources),
     )
     return call(op, x)
 
 
-def _to_and_from(comm: Comm, ranks: list[int]) -> tuple[rows.Part, ...]:
+def _all_rows(ranks: list[int]) -> tuple[rows.Part, ...]:
     """Return all of an array for, or from, the only one of these ranks, if there is one."""
-    return rows.only(ranks[0] if ranks else -1, (0, 1), comm.size)
+    return tuple((rank, 0, 1) for rank in ranks)

@@ -83,6 +83,6 @@ def reduce_scatterv(
         reduction=as_reduction("reduce_scatterv", op),
         rows=(sum(row_counts), own),
         send_parts=_rows.side_by_side(row_counts),
-        recv_parts=((0, own),) * c.size,
+        recv_parts=tuple((rank, 0, own) for rank in range(c.size) if own),
     )
     return call(operation, x)

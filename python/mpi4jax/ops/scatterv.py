@@ -64,5 +64,6 @@ def scatterv(x: T, counts: Sequence[int], root: int = 0, *, comm: MPI.Intracomm 
         rows=(to.all, to.own),
         send_parts=to.all_parts,
         recv_parts=to.own_parts,
+        whole=to.whole,
     )
     return call(op, x)

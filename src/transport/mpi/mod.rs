@@ -8,6 +8,7 @@ mod matching;
 mod p2p;
 mod posted;
 mod reducer;
+mod rooted;
 mod span;
 mod start;
 mod vectors;
@@ -172,6 +173,7 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
             // As their nonblocking forms: what is often the only operation on a communicator that a program has just made
             // needs no other one, which Open MPI cannot make while Python makes a third. Nor does an `allgatherv` with counts
             // beyond `int`, which is rare.
+            Op::Gatherv | Op::Scatterv if rooted::fits(call) && !waiting::sleeps() => rooted::execute(call),
             Op::Allgatherv | Op::Gatherv | Op::Scatterv if has_lengths(call) => start_and_wait(call),
             // MPI's functions count in int. A rank knows its own counts, but not whether the counts
             // of the others are too large for that, so the ranks could not choose together.

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::finish_receive;
 use super::reducer::Reducer;
+use super::rooted::Lengths;
 use super::vectors::Vectors;
 use super::waiting;
 use crate::call::Call;
@@ -22,6 +23,8 @@ pub struct Posted {
     pub(super) requests: SmallVec<[MPI_Request; 1]>,
     /// Counts, displacements and types of an operation that has parts or counts: MPI reads them until it has ended.
     vectors: Option<Box<[Vectors; 2]>>,
+    /// The lengths of the blocks of a `gatherv` or `scatterv`, which MPI writes.
+    pub(super) lengths: Option<Lengths>,
     /// The operands of all ranks, for a scan that begins at the last one.
     pub(super) operands: Option<Vec<u8>>,
     /// Number of items of each rank, for a reduce_scatterv.
@@ -38,7 +41,7 @@ impl Drop for Posted {
     fn drop(&mut self) {
         if !self.requests.is_empty() {
             std::mem::forget((self.vectors.take(), self.operands.take(), self.items.take()));
-            std::mem::forget(self.agreement.take());
+            std::mem::forget((self.agreement.take(), self.lengths.take()));
         }
     }
 }
@@ -66,8 +69,11 @@ impl Posted {
         // SAFETY: a registered communicator's handle, which is not freed.
         let neighbours = unsafe { neighbours(comm) };
         let [send, recv] = parts.both();
-        let vectors =
-            [Vectors::new(send, call.send, neighbours)?, Vectors::new(recv, call.recv, neighbours)?];
+        let ranks = (call.site.comm.rank as usize, parts.size());
+        let vectors = [
+            Vectors::new(ranks, send, call.send, neighbours)?,
+            Vectors::new(ranks, recv, call.recv, neighbours)?,
+        ];
         let vectors = self.vectors.insert(Box::new(vectors));
         let pointers = |v: &Vectors| (v.counts.as_ptr(), v.starts.as_ptr(), v.types.as_ptr());
         let [(n, at, t), (to_n, to_at, to_t)] = [pointers(&vectors[0]), pointers(&vectors[1])];
@@ -76,7 +82,10 @@ impl Posted {
         let (from, to) = (data(call.send), data(call.recv));
         if let Some(recv) = call.recv {
             // SAFETY: promised by the caller.
-            unsafe { parts.clear(&recv) };
+            unsafe {
+                parts.clear(&recv);
+                parts.copy_own(call.send, call.recv);
+            }
         }
         // SAFETY: promised by the caller; what MPI reads is kept until the operation has ended.
         self.add("MPI_Ialltoallw", |request| unsafe {
@@ -113,6 +122,9 @@ impl Posted {
         self.requests.clear();
         if let Some(vectors) = self.vectors.take() {
             return vectors[1].check();
+        }
+        if let Some(lengths) = self.lengths.take() {
+            return lengths.check(call);
         }
         // SAFETY: zeros, or what the wait has written.
         let status = unsafe { status.assume_init() };

@@ -6,6 +6,7 @@ use super::collectives::collective;
 use super::ints_of;
 use super::matching;
 use super::posted::Posted;
+use super::rooted;
 use super::span::Span;
 use crate::call::Call;
 use crate::error::Cause;
@@ -41,6 +42,7 @@ pub unsafe fn start(call: &Call) -> Result<Posted, Cause> {
                 })?;
             }
             Op::Allgatherv if ints_of(call).is_some() => collective(call, Some(&mut posted))?,
+            Op::Gatherv | Op::Scatterv if rooted::fits(call) => rooted::start(call, &mut posted)?,
             Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {
                 posted.start_parts(call, call.parts()?)?;
             }

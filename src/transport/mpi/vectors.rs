@@ -1,6 +1,6 @@
 //! Parts of arrays as `MPI_Ialltoallw` takes them: with a type for each rank, so that no rank has to know whether the counts of
 //! others are too large for an `int`. Each message begins with its length, since MPI does not tell a receiver that it was
-//! shorter than expected.
+//! shorter than expected. What a rank sends to itself is no message.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -29,21 +29,32 @@ impl Vectors {
     ///
     /// There are at least `types` types: Open MPI up to 4.1.4 reads one for each neighbor in the
     /// communicator's topology, even if it has fewer ranks (pull request 10515 of open-mpi/ompi).
-    pub fn new(parts: &[Part], buffer: Option<Buffer>, types: usize) -> Result<Self, Cause> {
+    pub fn new(
+        (rank, ranks): (usize, usize),
+        parts: &[Part],
+        buffer: Option<Buffer>,
+        types: usize,
+    ) -> Result<Self, Cause> {
         let (data, dtype) = buffer.map_or((std::ptr::null_mut(), Dtype::Uint8), |it| (it.data(), it.dtype()));
         let size = dtype.size();
-        let expected: Vec<u64> = parts.iter().map(|part| (part.count * size) as u64).collect();
+        let mut expected = vec![0; ranks];
+        let others = || parts.iter().filter(|part| part.rank != rank);
+        for part in others() {
+            expected[part.rank] = (part.count * size) as u64;
+        }
         let mut vectors = Self {
-            counts: expected.iter().map(|&bytes| c_int::from(bytes > 0)).collect(),
-            starts: vec![0; parts.len()],
-            types: vec![Dtype::Uint8.mpi(); parts.len().max(types)],
+            counts: vec![0; ranks],
+            starts: vec![0; ranks],
+            types: vec![Dtype::Uint8.mpi(); ranks.max(types)],
             lengths: expected.clone().into(),
             expected,
             size,
         };
-        for (i, part) in parts.iter().enumerate().filter(|(_, part)| part.count > 0) {
+        for part in others() {
+            let i = part.rank;
             let length = (&raw mut vectors.lengths[i]).addr().wrapping_sub(data.addr());
             vectors.types[i] = message(length as isize, (part.start * size) as isize, part.count * size)?;
+            vectors.counts[i] = 1;
         }
         Ok(vectors)
     }
@@ -101,8 +112,8 @@ mod tests {
 
     #[test]
     fn there_is_a_type_for_each_neighbour_of_a_topology() {
-        let parts = [Part { start: 0, count: 0 }; 2];
-        let lengths = [0, 6].map(|neighbours| Vectors::new(&parts, None, neighbours).unwrap().types.len());
+        let types = |neighbours| Vectors::new((0, 2), &[], None, neighbours).unwrap().types.len();
+        let lengths = [0, 6].map(types);
         assert_eq!(lengths, [2, 6]);
     }
 }

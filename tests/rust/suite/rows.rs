@@ -31,8 +31,8 @@ impl Suite<'_> {
                 let counts = [rows(rank, peer, root) * count, rows(peer, rank, root) * count];
                 let sent = if is_same { &Vec::new() } else { &send };
                 let starts = [sent, &expected].map(|bytes: &Vec<u8>| bytes.len() / dtype.size());
-                sends.push(Part { start: starts[0], count: counts[0] });
-                receives.push(Part { start: starts[1], count: counts[1] });
+                sends.push(Part { rank: peer, start: starts[0], count: counts[0] });
+                receives.push(Part { rank: peer, start: starts[1], count: counts[1] });
                 if !is_same || peer == 0 {
                     send.extend(pattern(dtype, rank, peer, counts[0]));
                 }
@@ -40,7 +40,7 @@ impl Suite<'_> {
             }
             // Of the result, nobody sends the end.
             expected.extend(vec![0; 2 * dtype.size()]);
-            let fields = PartsFields { sends, receives };
+            let fields = PartsFields { sends, receives, whole: None };
             let parts = Parts::new(self.comm.rank, self.comm.size, &fields).expect("starts and counts");
             let site = Site { parts: Some(Arc::new(parts)), ..site };
             let result = self.execute(&site, &send, dtype, expected.len() / dtype.size(), offset);

@@ -1,0 +1,115 @@
+"""What is made on one rank of 100,000, with communicators that say that they have so many.
+
+Functions are traced and lowered, and not run. Asserted are bytes, and not times.
+"""
+
+import gc
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpi4jax
+import mpi4jax.notoken as m
+from mpi4jax import _native
+
+MANY = 100_000
+MB = 1e6
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """``fake(size, rank)``: a communicator of one process that says that it has ``size`` ranks."""
+    register, made = _native.register_comm, []
+    monkeypatch.setattr(
+        _native, "register_comm", lambda key, handle, rank, size: register(key, handle, 0, 1)
+    )
+
+    def make(size=MANY, rank=MANY // 2):
+        class Fake(MPI.Intracomm):
+            Get_size = lambda self: size
+            Get_rank = lambda self: rank
+            size = property(Get_size)
+            rank = property(Get_rank)
+
+        made.append(Fake(MPI.COMM_SELF.Dup()))
+        return made[-1]
+
+    yield make
+    for comm in made:
+        comm.Free()
+
+
+def peak(f):
+    """What ``f`` returns, and the maximum number of bytes that Python has allocated in it."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        result = f()
+        return result, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def lowered(f, *avals):
+    return jax.jit(f).lower(*avals).as_text()
+
+
+def to_neighbors(size, rank, count):
+    counts = np.zeros(size, int)
+    counts[[(rank + k) % size for k in (-30, -1, 1, 30)]] = count
+    return counts
+
+
+@pytest.mark.parametrize("kind", [np.asarray, list])
+def test_programs_have_only_ranks_that_get_something(fake, kind):
+    texts = []
+    for size in (1_000, MANY):
+        comm, counts = fake(size, size // 2), kind(to_neighbors(size, size // 2, 100))
+        x = jax.ShapeDtypeStruct((400,), np.float32)
+        text, most = peak(lambda: lowered(lambda x: m.alltoallv(x, counts, counts, comm=comm), x))  # noqa: B023
+        texts.append(text)
+        assert most < 20 * MB
+    # Ranks have more digits.
+    assert len(texts[1]) - len(texts[0]) < 100
+
+
+@pytest.mark.parametrize("op", ["allgatherv", "gatherv", "reduce_scatterv"])
+def test_operations_with_counts_of_all_ranks(fake, op):
+    comm, counts = fake(), np.full(MANY, 2)
+    rows = 2 * MANY if op == "reduce_scatterv" else 2
+    x = jax.ShapeDtypeStruct((rows,), np.float32)
+    _, most = peak(lambda: lowered(lambda x: getattr(m, op)(x, counts, comm=comm), x))
+    assert most < 100 * MB
+
+
+def test_an_fft_of_pencils(fake):
+    grid = (256, 384)
+    ranks = grid[0] * grid[1]
+    comm, layout = fake(ranks, ranks // 2), mpi4jax.Layout((1024,) * 3, dict(enumerate(grid)))
+    x = jax.ShapeDtypeStruct(layout.block_shape(ranks // 2), np.complex64)
+    text, most = peak(lambda: lowered(lambda x: m.fft.fftn(x, layout, comm=comm), x))
+    assert most < 20 * MB
+    assert len(text) < 200_000
+
+
+def test_layouts():
+    layout, most = peak(lambda: mpi4jax.Layout((4 * MANY + 1,), {0: MANY}))
+    assert most < 20 * MB
+    at, most = peak(lambda: layout.owner(jnp.array([-1, 0, 4, 5, 4 * MANY, 4 * MANY + 1])))
+    assert at.tolist() == [-1, 0, 0, 1, MANY - 1, -1]
+    assert most < 20 * MB
+    x = jax.ShapeDtypeStruct((8,), np.int32)
+    assert len(lowered(layout.owner, x)) < 10_000
+
+
+def test_plans_of_ghosts(fake):
+    plan, most = peak(lambda: m.ghosts.Plan([7], [7, 7], comm=fake(MANY, 0)))
+    assert most < 20 * MB
+    x = jax.ShapeDtypeStruct((1, 3), np.float32)
+    text, most = peak(lambda: lowered(plan.fill, x))
+    assert most < 20 * MB
+    assert len(text) < 10_000
