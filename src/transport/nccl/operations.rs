@@ -57,8 +57,11 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
                     (Op::ReduceScatterv, recv) => {
                         let to = recv.unwrap_or(send).data().cast();
                         nccl!(library, ncclGroupStart())?;
-                        let reduced = call.parts()?.sends(call.send).try_for_each(|(root, part)| {
-                            let (n, from) = (part.count() * width, part.data().cast());
+                        let [sent, _] = call.parts()?.both();
+                        // In the order of the ranks, on all ranks.
+                        let reduced = sent.iter().try_for_each(|part| {
+                            let (n, from) = (part.count * width, send.part(part.start, part.count));
+                            let (from, root) = (from.data().cast(), part.rank as i32);
                             nccl!(library, ncclReduce(from, to, n, kind, op, root, handle, stream))
                         });
                         reduced.and(nccl!(library, ncclGroupEnd()))
