@@ -58,7 +58,7 @@ impl Part {
 pub type PerRank = SmallVec<[Part; 16]>;
 
 /// What a rank sends to and receives from each rank. What goes to a rank has to be what comes from it there; nothing
-/// is no message. The memory is that of the ranks that get something, however many there are.
+/// is no message. Only ranks that get something take memory.
 #[derive(Debug)]
 pub struct Parts {
     rank: usize,

@@ -18,7 +18,7 @@ pub fn fits(call: &Call) -> bool {
     call.site.parts.as_ref().is_some_and(|parts| parts.fits(count_limit()))
 }
 
-/// The lengths of blocks, in elements, as the ranks have them that send them: that of this rank, and on the root those of all.
+/// The lengths of the blocks, in elements, as their senders have them: one of this rank, and on the root one of each rank.
 pub struct Lengths(Box<[u64]>);
 
 impl Lengths {
@@ -34,7 +34,7 @@ impl Lengths {
         Ok(Self(lengths.into()))
     }
 
-    /// The lengths as MPI reads or writes them: that of this rank, and those of all.
+    /// The length of this rank and the lengths of all ranks, as MPI reads or writes them.
     fn pointers(&mut self) -> (*mut c_void, *mut c_void) {
         let own = self.0.as_mut_ptr();
         (own.cast(), own.wrapping_add(1).cast())
