@@ -1,8 +1,6 @@
 """What `mpi4jax.shard_map` takes from JAX's internals; see `docs/jax-internals.md`."""
 
-import contextlib
 import importlib
-import types
 
 import jax
 import jax.numpy as jnp
@@ -11,37 +9,41 @@ import pytest
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, PartitionSpec as P
 
 import mpi4jax
-from mpi4jax._jax import compat, named_axes, rewriting
+from mpi4jax._jax import compat, named_axes, ranks, rewriting
 from mpi4jax._jax.functions import equations
 from mpi4jax._spmd.collectives import Collectives
 
 X = jnp.ones(1)
 
 
-@pytest.mark.parametrize("what", ["core.extend_axis_env_nd", "config._check_vma", None])
-def test_rules_are_traced_inside_of_the_mesh(what, monkeypatch):
-    """Without the axes, or without the types of what varies, JAX refuses them."""
+def test_the_mark_of_a_mesh():
+    """It stays where JAX changes the types of axes, and no other mesh has it."""
+    world, other = object(), object()
+    mesh, again, unlike = (ranks.mesh_of_ranks((2,), ("i",), w) for w in (world, world, other))
+    manual = mesh.update_axis_types({"i": AxisType.Manual})
+    assert manual.axis_types == (AxisType.Manual,) if hasattr(manual, "axis_types") else manual
+    assert manual.manual_axes == ("i",)
+    assert [named_axes.world_of(m) for m in (mesh, manual, again, unlike)] == [world] * 3 + [other]
+    assert mesh != unlike
+    assert mesh != named_axes.abstract_mesh((2,), ("i",))
+    assert named_axes.world_of(named_axes.abstract_mesh((2,), ("i",))) is None
+    assert named_axes.world_of(jax.make_mesh((1,), ("i",))) is None
 
-    @jax.custom_jvp
-    def f(x):
-        return jnp.sin(x)
 
-    @f.defjvp
-    def rule(primals, tangents):
-        return f(*primals), lax.psum(jnp.cos(primals[0]) * tangents[0], "i") + 0 * primals[0]
-
-    g = mpi4jax.shard_map(f, mesh=mpi4jax.Mesh(), in_specs=P("i"), out_specs=P("i"))
-    if what:
-        module, name = what.split(".")
-        nothing = types.SimpleNamespace(**{name: lambda *_: contextlib.nullcontext()})
-        monkeypatch.setattr(named_axes, module, nothing)
-        with pytest.raises((NameError, TypeError)):
-            jax.jvp(g, (X,), (X,))
-    else:
-        assert jax.jvp(g, (X,), (X,))[1][0] == pytest.approx(np.cos(1))
+def test_a_shard_map_over_devices_stays():
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,))
+    how = {"in_specs": P("i"), "out_specs": P("i")}
+    on_devices = jax.shard_map(lambda x: lax.psum(2 * x, "i"), mesh=mesh, **how, check_vma=False)
+    on_ranks = mpi4jax.shard_map(lambda x: lax.pmax(x, "i") + x, mesh=mpi4jax.Mesh(), **how)
+    f = jax.jit(lambda x: on_ranks(on_devices(x)))
+    assert f(X) == 4
+    assert jax.grad(lambda x: f(x)[0])(X) == 4
+    with pytest.raises(NotImplementedError, match="ifferentiation rule for 'pmax'"):
+        jax.grad(jax.shard_map(lambda x: lax.pmax(x, "i")[0], mesh=mesh, in_specs=P("i"),
+                               out_specs=P()))(X)  # fmt: skip
 
 
 def rewritten(f, made=None):

@@ -74,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
         f"python/mpi4jax/{name}.py": {"that of", "as of", "of which"}
         for name in (
             *("_spmd/collectives", "_spmd/mesh", "_spmd/shard_map"),
-            *("_jax/rewriting", "_jax/rules", "_jax/named_axes"),
+            *("_jax/rewriting", "_jax/named_axes"),
         )
     },
     "tests/unit/test_words.py": set(TERMS),

@@ -26,7 +26,7 @@ class _Outside:
     """The context of a call, to which what is evaluated inside of the function goes back."""
 
     def __init__(self) -> None:
-        self.trace = core.trace_ctx.trace
+        self.trace = core.eval_trace
         self.axes = core.trace_ctx.axis_env
         self.mesh = mesh_lib.get_abstract_mesh()
         self.check_vma = config._check_vma.value
@@ -93,51 +93,46 @@ class BlockTrace(core.Trace):  # type: ignore[misc]
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
         avals = [jax.typeof(x) for x in args]
         out, _ = primitive.abstract_eval(*avals, **params)
+        outs = out if primitive.multiple_results else [out]
         eqn = types.SimpleNamespace(
             primitive=primitive,
             params=params,
             invars=[types.SimpleNamespace(aval=aval) for aval in avals],
+            outvars=[types.SimpleNamespace(aval=aval) for aval in outs],
             source_info=source_info_util.current(),
         )
         with self.outside.again():
             values = self.step(eqn, [self.value(x) for x in args])
-        if primitive.multiple_results:
-            return [Block(self, *pair) for pair in zip(out, values, strict=True)]
-        return Block(self, out, values[0])
+        results = [Block(self, *pair) for pair in zip(outs, values, strict=True)]
+        return results if primitive.multiple_results else results[0]
 
-    def _by_equations(
-        self, args: Any, bind: Callable[..., Any], fun: Any = None, rule: Any = None
-    ) -> list[Block]:
-        """Return the results of what is no primitive of its operands alone: its equations,
-        evaluated."""
-        traced = traces.trace_python(lambda *xs: list(bind(core.trace_ctx.trace, xs)), args)
+    def process_shard_map(self, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
+        """Evaluate a nested one by the equations of its function."""
+        found: list[Any] = []
+
+        def nested(*xs: Any) -> list[Any]:
+            trace: Any = core.trace_ctx.trace
+            found.append(trace.process_shard_map(primitive, fun, xs, **params))
+            return list(found[-1])
+
+        traced = traces.trace_python(nested, args)
         consts, values = ([self.value(x) for x in xs] for xs in (traced.consts, args))
         with self.outside.again():
             values = compat.evaluate(traced.jaxpr, consts, values, self.step)
-        if traces.was_called(rule):
-            # JAX reads the structure of results from the rule, which requires that the function
-            # has left none.
-            traces.let_call_again(fun)
-        return [Block(self, *pair) for pair in zip(traced.out_avals, values, strict=True)]
+        results = [Block(self, *pair) for pair in zip(traced.out_avals, values, strict=True)]
+        return found[-1].update(results) if hasattr(found[-1], "update") else results
 
-    def process_shard_map(self, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
-        return self._by_equations(
-            args, lambda trace, xs: trace.process_shard_map(primitive, fun, xs, **params)
-        )
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, *rest: Any, **_: Any) -> Any:
+        """Evaluate the function: what differentiates has asked for its rule before."""
+        with core.set_current_trace(self):
+            return fun.call_wrapped(*rest[-1])
 
-    def process_custom_jvp_call(self, *call: Any, **params: Any) -> Any:
-        return self._by_rule("process_custom_jvp_call", *call, **params)
+    process_custom_vjp_call = process_custom_jvp_call
 
-    def process_custom_vjp_call(self, *call: Any, **params: Any) -> Any:
-        return self._by_rule("process_custom_vjp_call", *call, **params)
-
-    def _by_rule(self, process: str, primitive: Any, fun: Any, *rest: Any, **params: Any) -> Any:
-        *rules, args = rest
-
-        def bind(trace: Any, xs: Any) -> Any:
-            return getattr(trace, process)(primitive, fun, *rules, xs, **params)
-
-        return self._by_equations(args, bind, fun, rules[0])
+    def process_call(self, primitive: Any, fun: Any, args: Any, params: Any, /) -> Any:
+        """Evaluate one part of a function that JAX has divided for a derivative."""
+        with core.set_current_trace(self):
+            return fun.call_wrapped(*args)
 
 
 _typed_p = Primitive("mpi4jax_typed")  # results of given types, that stand for concrete ones
@@ -156,15 +151,15 @@ class Evaluation:
         self.trace = BlockTrace(_Outside(), step, check_vma, where)
         self.results: list[Any] = []
 
-    def run(self, f: Callable[..., Any], args: Any, values: Sequence[Any]) -> Any:
-        leaves, tree = jax.tree.flatten(args)
-        pairs = zip(leaves, values, strict=True)
+    def run(self, f: Callable[..., Any], typed: Sequence[Any], values: Sequence[Any]) -> Any:
+        pairs = zip(typed, values, strict=True)
         blocks = [Block(self.trace, jax.typeof(x), value) for x, value in pairs]
         with core.set_current_trace(self.trace):
-            out, tree = jax.tree.flatten(f(*jax.tree.unflatten(tree, blocks)))
+            out = f(*blocks)
         self.results = [self.trace.value(y) for y in out]
-        typed = iter(_typed_p.bind(avals=tuple(jax.typeof(y) for y in out if _is_array(y))))
-        return jax.tree.unflatten(tree, [next(typed) if _is_array(y) else y for y in out])
+        found = iter(_typed_p.bind(avals=tuple(jax.typeof(y) for y in out if _is_array(y))))
+        placed = [next(found) if _is_array(y) else y for y in out]
+        return out.update(placed) if hasattr(out, "update") else placed
 
 
 def _is_array(y: Any) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from jax._src import effects
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import JaxprEqn, Literal
 
 # Bytes of what is combined. XLA has 30 MiB for GPUs; here the operands are copied side by side,
 # which costs more than a message where they are long.
@@ -52,7 +52,7 @@ class _Group:
 
 
 def combined(
-    jaxpr: Jaxpr,
+    eqns: Sequence[JaxprEqn],
     kind_of: Callable[[JaxprEqn], tuple[Hashable, bool] | None],
     communicates: Callable[[JaxprEqn], bool],
     limit: int = LIMIT,
@@ -60,7 +60,7 @@ def combined(
     """Return the equations of a function, where collectives are combined.
 
     Args:
-        jaxpr: the function.
+        eqns: the equations of the function.
         kind_of: what collectives have alike that become one, and whether they communicate, so that
             something may wait for them; None for other equations.
         communicates: whether other ranks wait for an equation, or for something inside of it.
@@ -85,7 +85,7 @@ def combined(
             v = rest.pop()
             if isinstance(v, Literal) or made.get(v, -1) < place:
                 continue
-            eqn = jaxpr.eqns[made[v]]
+            eqn = eqns[made[v]]
             if v in after or eqn.effects or kind_of(eqn) is not None or communicates(eqn):
                 return None
             found.add(made[v])
@@ -94,7 +94,7 @@ def combined(
             rest += eqn.invars
         return found
 
-    for i, eqn in enumerate(jaxpr.eqns):
+    for i, eqn in enumerate(eqns):
         operands = [v for v in eqn.invars if not isinstance(v, Literal)]
         needs = nothing.union(*(after.get(v, nothing) for v in operands))
         kind = kind_of(eqn)
@@ -125,8 +125,8 @@ def combined(
             if needs:
                 after[v] = needs
     if all(len(group.members) == 1 for group in group_of.values()):
-        return jaxpr.eqns, {}
-    return _ordered(jaxpr.eqns, group_of)
+        return eqns, {}
+    return _ordered(eqns, group_of)
 
 
 def _joins(

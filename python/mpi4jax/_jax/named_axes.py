@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import config, core, dtypes, mesh as mesh_lib
+from jax._src import dtypes, mesh as mesh_lib
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import AbstractMesh, AxisType
@@ -48,17 +48,15 @@ def axes_of(params: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(name for name in found if isinstance(name, str))
 
 
-@contextlib.contextmanager
-def inside(mesh: AbstractMesh, axes: frozenset[str], check_vma: bool) -> Iterator[None]:
-    """Context: what is traced is inside of a `shard_map` over axes of a mesh, as its rules are,
-    which JAX traces when they are needed. Otherwise their collectives find no axis."""
-    manual = mesh.update_axis_types(dict.fromkeys(axes, AxisType.Manual))
-    with (
-        core.extend_axis_env_nd([(name, n) for name, n in mesh.shape.items() if name in axes]),
-        mesh_lib.use_abstract_mesh(manual),
-        config._check_vma(check_vma),
-    ):
-        yield
+def world_of(mesh: Any) -> Any:
+    """Return what a mesh of ranks was made with (`ranks.py`), or None for another mesh."""
+    return getattr(getattr(mesh, "abstract_device", None), "world", None)
+
+
+def current_world() -> Any:
+    """Return that of the `shard_map` that what is called now is inside of, or None."""
+    mesh = mesh_lib.get_abstract_mesh()
+    return world_of(mesh) if mesh.manual_axes else None
 
 
 def manual_axes() -> tuple[str, ...]:

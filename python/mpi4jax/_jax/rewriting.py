@@ -1,32 +1,42 @@
-"""Functions that JAX has traced inside a `shard_map`, rewritten for one rank: with other
-collectives, and without a mesh.
+"""Functions that are lowered, rewritten for one rank.
 
-Equations are replaced one by one. To bind each again takes as long as JAX's own trace.
+The equations of the function of a `shard_map` over ranks take its place, with other collectives and
+without a mesh. JAX has differentiated and batched them before. Equations are replaced one by one,
+because binding each again takes as long as JAX's own trace.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import effects, mesh as mesh_lib, source_info_util
-from jax.extend import linear_util as lu
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, primitives
 from jax.sharding import AbstractMesh, NamedSharding
 
 from . import combining, compat, traces
-from .functions import HOLDS, equations, inner_jaxprs, opened, with_functions
-from .named_axes import axes_of, inside, is_plain, plain, value_of
-from .rules import RULES
+from .functions import equations, inner_jaxprs, opened, with_functions
+from .named_axes import axes_of, is_plain, plain, shard_map_p, value_of
 
 # (parameters, operands, and their types inside of the mesh) -> results
 Collective = Callable[..., Sequence[Any]]
+
+# Sums over ranks. In a branch that only some ranks take, they are those of gradients.
+SUMS = ("psum", "psum_invariant", "unreduced_psum")
+# Calls whose rules JAX has applied before; and the parameters with the functions that they call.
+_CALLS = {
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "eval_jaxpr": "jaxpr",
+    "linear_call": "callee",
+}
+_CONSTRAINTS = ("sharding_constraint", "reshard")  # along axes that ranks have whole
 
 # The equation of a jitted function of two operands and three results.
 _JIT = jax.make_jaxpr(jax.jit(lambda x, y: (x + y, x - y, x * y)))(0.0, 0.0).eqns[-1].params
@@ -58,20 +68,45 @@ def _evaluated(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list
     )
 
 
+class _Flat(NamedTuple):
+    """The equations of a function, with those of the functions that it calls in their places.
+
+    Attributes:
+        eqns: the equations.
+        outvars: the results.
+        consts: values of more constants.
+        rewriters: what rewrites an equation, by its id, or the variables of its results.
+        types: types of an equation's operands inside of the mesh, by its id; and of a variable.
+    """
+
+    eqns: list[Any]
+    outvars: list[Any]
+    consts: dict[Any, Any]
+    rewriters: dict[Any, Rewriter]
+    types: dict[Any, Any]
+
+    def of(self, eqn: Any) -> tuple[Rewriter, list[Any]]:
+        """Return what rewrites an equation, and the types of its operands."""
+        by = self.rewriters.get(id(eqn))
+        if by is not None:
+            return by, self.types[id(eqn)]
+        by = self.rewriters[eqn.outvars[0]]  # of several that became one
+        known = (None if isinstance(v, Literal) else (by, v) for v in eqn.invars)
+        return by, [self.types.get(k, v.aval) for k, v in zip(known, eqn.invars, strict=True)]
+
+
 class Rewriter:
     """A rewriter of functions that were traced in a `shard_map`.
 
     Args:
         mesh: the mesh that it was traced for.
         collectives: what evaluates an equation instead, by the name of its primitive.
-        many: the names of those that take many operands, which are combined; and whether they
-            communicate.
-        local: the names of those that no other rank waits for.
         refuse: makes the error of a primitive over axes of the mesh that is not among those, from
             its name and the user's line.
         check_vma: as it was for the `shard_map`.
-        around: a context that it was traced in.
-        manual: the axes of the `shard_map`; by default all.
+        many: the names of those that take many operands, which are combined; and whether they
+            communicate.
+        local: the names of those that no other rank waits for.
     """
 
     def __init__(
@@ -80,56 +115,23 @@ class Rewriter:
         collectives: dict[str, Collective],
         refuse: Callable[..., Any],
         check_vma: bool,
-        around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         many: Mapping[str, bool] = {},
         local: frozenset[str] = frozenset(),
         manual: frozenset[str] | None = None,
     ):
         self.mesh, self.collectives, self.refuse = mesh, collectives, refuse
-        self.check_vma, self.around = check_vma, around
-        self.many, self.local = many, local
+        self.check_vma, self.many, self.local = check_vma, many, local
         self._axes = frozenset(mesh.axis_names)
         self.manual = self._axes if manual is None else manual
         # A function that needs nothing is None here: it would keep itself.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._equations: dict[Any, ClosedJaxpr] = {}  # what equations of collectives become
         self._contexts: dict[Any, Any] = {}
-        self._vary = collectives["pvary"]
         self._diverged: frozenset[str] = frozenset()  # in a branch that some ranks along these take
         self._of_axes: dict[frozenset[str], Rewriter] = {}
         self._within: dict[frozenset[str], Rewriter] = {}  # by the axes of a nested `shard_map`
         self._types: dict[Any, Any] = {}
-
-    @functools.cached_property
-    def apart(self) -> Rewriter:
-        """The same, which combines nothing: of functions that are linear in some of their operands,
-        which JAX transposes equation by equation."""
-        return self._changed(many={})
-
-    def _changed(self, **changes: Any) -> Rewriter:
-        """Return another rewriter, which has no function in common with this one."""
-        new = copy.copy(self)
-        vars(new).pop("apart", None)
-        none: dict[str, Any] = {
-            "_functions": weakref.WeakKeyDictionary(),
-            "_equations": {},
-            "_of_axes": {},
-            "_within": {},
-        }
-        vars(new).update(none, **changes)
-        return new
-
-    def within(self, axes: frozenset[str]) -> Rewriter:
-        """The same for the function of a nested `shard_map` over these axes."""
-        if axes not in self._within:
-            self._within[axes] = self._changed(manual=self.manual | axes)
-        return self._within[axes]
-
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        """Context: as where the function was traced."""
-        with inside(self.mesh, self.manual, self.check_vma), self.around():
-            yield
+        self._sums = collectives
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Return the results of a rewritten function."""
@@ -168,20 +170,75 @@ class Rewriter:
                     return True
         return False
 
+    def _called(self, eqn: Any) -> tuple[Any, Rewriter] | None:
+        """Return the function whose equations take the place of one, and what rewrites them."""
+        name = eqn.primitive.name
+        if name in self.collectives or name not in _CALLS:
+            return None
+        return eqn.params[_CALLS[name]], self
+
+    def _flat(self, jaxpr: Jaxpr) -> _Flat:
+        env: dict[Any, Any] = {}
+        flat = _Flat([], [], {}, {}, {})
+
+        def read(v: Any) -> Any:
+            return v if isinstance(v, Literal) else env.get(v, v)
+
+        def add(eqn: Any, by: Rewriter, is_inside: bool, scope: Any = None) -> None:
+            ins, called = [read(v) for v in eqn.invars], by._called(eqn)
+            if called is None:
+                outs = [type(v)(v.aval) for v in eqn.outvars] if is_inside else eqn.outvars
+                types = [v.aval for v in eqn.invars]
+                pairs = zip(ins, types, strict=True)
+                flat.types.update(((by, v), t) for v, t in pairs if not isinstance(v, Literal))
+                env.update(zip(eqn.outvars, outs, strict=True))
+                line = eqn.source_info
+                if scope is not None:
+                    line = line.replace(name_stack=scope + line.name_stack)
+                flat.eqns.append(eqn.replace(invars=ins, outvars=outs, source_info=line))
+                flat.types[id(flat.eqns[-1])] = types
+                flat.rewriters.update(dict.fromkeys((id(flat.eqns[-1]), *outs), by))
+                return
+            function, by = called
+            inner = opened(function)
+            for v, value in zip(inner.constvars, getattr(function, "consts", ()), strict=True):
+                env[v] = new = Var(v.aval)
+                flat.consts[new] = value
+            env.update(zip(inner.invars, ins, strict=True))
+            if eqn.primitive is shard_map_p:  # what calls it is told from what is inside
+                scope = eqn.source_info.name_stack + source_info_util.new_name_stack("shard_map")
+            for each in inner.eqns:
+                add(each, by, True, scope)
+            env.update(zip(eqn.outvars, map(read, inner.outvars), strict=True))
+
+        for eqn in jaxpr.eqns:
+            add(eqn, self, False)
+        flat.outvars.extend(map(read, jaxpr.outvars))
+        return flat
+
     def rewritten(self, jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
         """Return the function, and constants that it has in front of its own."""
-        if any(isinstance(e, effects.JaxprInputEffect) for eqn in jaxpr.eqns for e in eqn.effects):
-            return self._bound_again(jaxpr)
+        flat = self._flat(jaxpr)
+        if any(isinstance(e, effects.JaxprInputEffect) for q in flat.eqns for e in q.effects):
+            return self._bound_again(jaxpr, flat)
         env: dict[Any, Any] = {}
         consts: dict[Any, Any] = {}
         eqns: list[Any] = []
         is_high = False
 
-        def variable(v: Any) -> Any:
-            env[v] = new = type(v)(self._type(v.aval))
+        def variable(v: Any, by: Rewriter = self) -> Any:
+            aval = by._type(v.aval)
+            env[v] = new = v if aval is v.aval else type(v)(aval)
             return new
 
-        old, same_as = combining.combined(jaxpr, self._kind, self._communicates)
+        def kind_of(eqn: Any) -> Any:
+            by, _ = flat.of(eqn)
+            kind = by._kind(eqn)
+            return kind and ((by, kind[0]), kind[1])
+
+        old, same_as = combining.combined(
+            flat.eqns, kind_of, lambda eqn: flat.of(eqn)[0]._communicates(eqn)
+        )
 
         def read(v: Any) -> Any:
             return self._literal(v) if isinstance(v, Literal) else env[same_as.get(v, v)]
@@ -202,53 +259,59 @@ class Rewriter:
 
         invars = [variable(v) for v in jaxpr.invars]
         constvars = [variable(v) for v in jaxpr.constvars]
+        for v, value in flat.consts.items():
+            consts[variable(v, _plain_types)] = value
         for eqn in old:
-            ins, ctx = [read(v) for v in eqn.invars], self._context(eqn.ctx)
-            same = self._same(eqn)
+            by, types = flat.of(eqn)
+            ins, ctx = [read(v) for v in eqn.invars], by._context(eqn.ctx)
+            same = by._same(eqn)
             if same is None:
-                made = self._made(eqn, ins)
+                made = by._made(eqn, ins, types)
                 is_high |= made.jaxpr.is_high
                 outs = insert(made, ins, eqn.source_info, ctx)
                 env.update(zip(eqn.outvars, outs, strict=True))
             else:
-                outs = [variable(v) for v in eqn.outvars]
+                outs = [variable(v, by) for v in eqn.outvars]
                 eqns.append(eqn.replace(invars=ins, outvars=outs, ctx=ctx, **same))
-                is_high |= any(opened(f).is_high for _, f in inner_jaxprs(same.get("params", {})))
+                is_high |= any(opened(f).is_high for _, f in inner_jaxprs(eqns[-1].params))
         new = jaxpr.replace(
             constvars=[*consts, *constvars],
             invars=invars,
-            outvars=[read(v) for v in jaxpr.outvars],
+            outvars=[read(v) for v in flat.outvars],
             eqns=eqns,
             effects=frozenset().union(*(eqn.effects for eqn in eqns)),
             is_high=is_high,
         )
         return new, list(consts.values())
 
-    def _bound_again(self, jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
+    def _bound_again(self, jaxpr: Jaxpr, flat: _Flat) -> tuple[Jaxpr, list[Any]]:
         """Return the same, of a function whose effects name variables: those of mutable arrays."""
-        eqns = [
-            eqn.replace(
-                invars=[self._literal(v) if isinstance(v, Literal) else v for v in eqn.invars],
-                ctx=self._context(eqn.ctx),
-            )
-            for eqn in jaxpr.eqns
-        ]
-        before, k = jaxpr.replace(eqns=eqns), len(jaxpr.constvars)
-        variables = [*jaxpr.constvars, *jaxpr.invars]
-        new = traces.trace_python(
-            lambda *args: compat.evaluate(before, args[:k], args[k:], self.bound),
-            [plain(v.aval) for v in variables],
-        )
-        invars = new.jaxpr.invars
+
+        def run(*args: Any) -> list[Any]:
+            env = dict(zip(variables, args, strict=True))
+
+            def read(v: Any) -> Any:
+                return value_of(v) if isinstance(v, Literal) else env[v]
+
+            for eqn in flat.eqns:
+                (by, types), line = flat.of(eqn), eqn.source_info.traceback
+                with source_info_util.user_context(line), by._context(eqn.ctx).manager:
+                    outs = by.bound(eqn, [read(v) for v in eqn.invars], types)
+                env.update(zip(eqn.outvars, outs, strict=True))
+            return [read(v) for v in flat.outvars]
+
+        variables, k = [*flat.consts, *jaxpr.constvars, *jaxpr.invars], len(jaxpr.constvars)
+        k += len(flat.consts)
+        new = traces.trace_python(run, [plain(v.aval) for v in variables])
+        invars, info = new.jaxpr.invars, jaxpr.debug_info
         constvars = [*new.jaxpr.constvars, *invars[:k]]
-        info = jaxpr.debug_info
         new_jaxpr = new.jaxpr.replace(constvars=constvars, invars=invars[k:], debug_info=info)
-        return new_jaxpr, list(new.consts)
+        return new_jaxpr, [*new.consts, *flat.consts.values()]
 
     def _type(self, aval: Any) -> Any:
         known = self._types.get(aval)
         if known is None:
-            known = self._types[aval] = plain(aval)
+            known = self._types[aval] = aval if is_plain(aval) else plain(aval)
         return known
 
     def _literal(self, v: Literal) -> Literal:
@@ -266,34 +329,17 @@ class Rewriter:
     def _same(self, eqn: Any) -> dict[str, Any] | None:
         """Return the changes of an equation that stays, or None if others replace it."""
         primitive, params = eqn.primitive, eqn.params
-        if primitive.name in self.collectives or primitive.name in RULES:
+        if primitive.name in self.collectives or primitive.name in _CONSTRAINTS:
             return None
         if primitive is primitives.jit_p:
             inner = self.function(params["jaxpr"])
             return {"params": _jit_params(inner, params["name"]), "effects": inner.effects}
-        if primitive is primitives.custom_jvp_call_p:
-            changed = self._custom_jvp(params)
-            return {"params": changed, "effects": changed["call_jaxpr"].effects}
         if any(inner_jaxprs(params)):
             return None
         self._check(eqn)
         if any(isinstance(value, NamedSharding) for value in params.values()):
             return {"params": _without_shardings(params)}
         return {}
-
-    def _custom_jvp(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return the function and its rule, which is rewritten when it is needed."""
-        rule = params["jvp_jaxpr_fun"]
-
-        def traced(*zeros: bool) -> tuple[Jaxpr, list[Any], Any]:
-            with self.inside():
-                jaxpr, consts, out_zeros = rule.call_wrapped(*zeros)
-            new, more = self.apart.rewritten(jaxpr)
-            return new, [*more, *consts], out_zeros
-
-        new_rule = lu.wrap_init(traced, debug_info=rule.debug_info)
-        call_jaxpr = self.function(params["call_jaxpr"])
-        return {**params, "call_jaxpr": call_jaxpr, "jvp_jaxpr_fun": new_rule}
 
     def _kind(self, eqn: Any) -> tuple[Any, bool] | None:
         """Return what equations of collectives have alike that are combined."""
@@ -329,9 +375,11 @@ class Rewriter:
         sizes = self.mesh.shape
         axes = frozenset(a for a in compat.varying_axes(aval) if sizes.get(a, 1) > 1)
         functions = (opened(f) for _, f in inner_jaxprs(eqn.params)) if axes else ()
+        is_of_gradient = _replicated(eqn, axes)
         for e in itertools.chain.from_iterable(map(equations, functions)):
             over = sorted(axes.intersection(axes_of(e.params)))
-            if over and self._communicates(e):
+            is_moved = is_of_gradient and e.primitive.name in SUMS
+            if over and not is_moved and self._communicates(e):
                 name = eqn.primitive.name
                 raise ValueError(
                     f"{compat.eqn_line(eqn)}: mpi4jax.shard_map: the predicate of this {name} "
@@ -345,106 +393,88 @@ class Rewriter:
         return axes
 
     def _diverging(self, axes: frozenset[str]) -> Rewriter:
-        """The same for functions that some ranks along these axes call: their arguments vary over
-        the axes, so that the sums of the reverse mode are outside."""
+        """The same for functions that some ranks along these axes call, without sums over them."""
         if axes not in self._of_axes:
-            new = self._changed(_diverged=self._diverged | axes)
-            new.collectives = {**self.collectives, "pvary": new._pvary, "preduced": new._pvary}
-            self._of_axes[axes] = new
+            self._of_axes[axes] = new = copy.copy(self)
+            new._diverged = self._diverged | axes
+            new.collectives = {**self.collectives, **dict.fromkeys(SUMS, new._sum)}
+            new._sums = self.collectives
+            new._functions, new._equations, new._of_axes = weakref.WeakKeyDictionary(), {}, {}
         return self._of_axes[axes]
 
-    def _pvary(self, p: dict[str, Any], xs: list[Any], types: Sequence[Any] = ()) -> Sequence[Any]:
-        rest = tuple(name for name in axes_of(p) if name not in self._diverged)
-        return self._vary({"axes": rest}, xs, types) if rest else xs
-
-    def _varied(self, eqn: Any, ins: list[Any], axes: frozenset[str]) -> list[Any]:
-        """Return the operands of an equation, varying over the axes, too."""
-        rest = [axes - compat.varying_axes(v.aval) for v in eqn.invars]
-        return [
-            self.collectives["pvary"]({"axes": tuple(sorted(names))}, [x], ())[0] if names else x
-            for x, names in zip(ins, rest, strict=True)
-        ]
+    def _sum(self, p: dict[str, Any], xs: list[Any], types: Sequence[Any] = ()) -> Sequence[Any]:
+        rest = tuple(name for name in p["axes"] if name not in self._diverged)
+        return self._sums["psum"]({**p, "axes": rest}, xs, types) if rest else xs
 
     def _check(self, eqn: Any) -> None:
         if not self._axes.isdisjoint(axes_of(eqn.params)):
             raise self.refuse(eqn.primitive.name, compat.eqn_line(eqn))
 
-    def _made(self, eqn: Any, ins: Sequence[Any]) -> ClosedJaxpr:
+    def _made(self, eqn: Any, ins: Sequence[Any], types: Sequence[Any]) -> ClosedJaxpr:
         """Return the equations that replace one, as a function."""
-        types = [v.aval for v in ins]
+        given = [v.aval for v in ins]
         key: Any = None
         if eqn.primitive.name in self.collectives:
-            varying = (compat.varying_axes(v.aval) for v in eqn.invars)
-            key = eqn.primitive, *types, *varying, *eqn.params.items()
+            varying = map(compat.varying_axes, types)
+            key = eqn.primitive, *given, *varying, *eqn.params.items()
             try:
                 if key in self._equations:
                     return self._equations[key]
             except TypeError:  # a parameter that has no hash
                 key = None
         with source_info_util.user_context(eqn.source_info.traceback):
-            made = traces.trace_python(lambda *ins: self.bound(eqn, list(ins)), types)
+            made = traces.trace_python(lambda *ins: self.bound(eqn, list(ins), types), given)
         if key is not None:
             self._equations[key] = made
         return made
 
-    def bound(self, eqn: Any, ins: list[Any]) -> Sequence[Any]:
+    def bound(self, eqn: Any, ins: list[Any], types: Sequence[Any] | None = None) -> Sequence[Any]:
         """Return the results of an equation inside, on values outside."""
         primitive, params = eqn.primitive, eqn.params
+        types = [v.aval for v in eqn.invars] if types is None else types
         collective = self.collectives.get(primitive.name)
         if collective is not None:
-            return collective(params, ins, [v.aval for v in eqn.invars])
-        if primitive.name in RULES:
-            return RULES[primitive.name](self, eqn, ins)
+            return collective(params, ins, types)
+        if primitive.name in _CONSTRAINTS:
+            return ins
+        if called := self._called(eqn):
+            function, by = called
+            return by.run(opened(function), getattr(function, "consts", ()), ins)
         if primitive is primitives.jit_p:
             return call(self.function(params["jaxpr"]), params["name"], ins)
-        if primitive is primitives.custom_jvp_call_p:
-            return compat.bind_with(primitive, self._custom_jvp(params), ins)
         self._check(eqn)
-        rewriter = self if primitive in HOLDS else self.apart
-        if over := self._predicate_varies(eqn):
-            rewriter, ins = self._diverging(over), self._varied(eqn, ins, over)
-        if primitive.name == "custom_linear_solve":
-            ins = self._solve_operands(eqn, ins)
+        of = SimpleNamespace(**_parts(eqn), invars=[SimpleNamespace(aval=t) for t in types])
+        over = self._predicate_varies(of)
+        rewriter = self._diverging(over) if _replicated(eqn, over) else self
         changed = with_functions(_without_shardings(params), rewriter.function)
-        return compat.bind_with(primitive, changed, ins)
+        outs = compat.bind_with(primitive, changed, ins)
+        if rewriter is not self:
+            outs = [
+                self._summed(y, over - compat.varying_axes(v.aval), v.aval)
+                for y, v in zip(outs, eqn.outvars, strict=True)
+            ]
+        return outs
 
-    def _solve_operands(self, eqn: Any, ins: list[Any]) -> list[Any]:
-        """Return the operands of a linear solve with the types that its functions have.
+    def _summed(self, y: Any, axes: frozenset[str], aval: Any) -> Any:
+        """Return the sum of a gradient's contributions of the ranks that have taken a branch."""
+        over = tuple(sorted(axes))
+        how = {"axes": over, "axis_index_groups": None}
+        return self.collectives["psum"](how, [y], [aval])[0] if over else y
 
-        JAX makes replicated constants of its functions vary where it binds the solve, and again in
-        the functions, which it has traced before. Their cotangents are then summed twice.
-        """
-        ins, k = list(ins), 0
-        for f, n in zip(eqn.params["jaxprs"], eqn.params["const_lengths"], strict=True):
-            for v, aval in zip(eqn.invars[k : k + n], f.in_avals if n else (), strict=False):
-                axes = compat.varying_axes(v.aval) - compat.varying_axes(aval) - self._diverged
-                if axes:
-                    (ins[k],) = self.collectives["shared"]({"axes": tuple(sorted(axes))}, [ins[k]])
-                k += 1
-        return ins
 
-    def traced_inside(self, fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
-        """Return what a function of JAX, such as a user's rule, does inside of the mesh."""
-        with self.inside():
-            return traces.trace_python(fun, avals)
+def _parts(eqn: Any) -> dict[str, Any]:
+    names = ("primitive", "params", "outvars", "source_info")
+    return {name: getattr(eqn, name) for name in names}
 
-    def outside(self, fun: Callable[..., Any], types: Any) -> Callable[..., Any]:
-        """Return such a function of pytrees, of these types inside, for values outside."""
 
-        def run(*args: Any) -> Any:
-            trees: list[Any] = []
-
-            def flat(*xs: Any) -> list[Any]:
-                leaves, tree = jax.tree.flatten(fun(*jax.tree.unflatten(of_args, xs)))
-                trees.append(tree)
-                return leaves
-
-            leaves, of_args = jax.tree.flatten(args)
-            made = self.traced_inside(flat, jax.tree.leaves(types))
-            return jax.tree.unflatten(trees[-1], self.run(made.jaxpr, made.consts, leaves))
-
-        return run
+def _replicated(eqn: Any, axes: frozenset[str]) -> bool:
+    """Return whether a result of a branch does not vary over axes that its predicate varies over:
+    it is a gradient, to which the ranks that do not take the branch contribute nothing."""
+    return any(axes - compat.varying_axes(v.aval) for v in eqn.outvars)
 
 
 def _without_shardings(params: dict[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, NamedSharding) else v for k, v in params.items()}
+
+
+_plain_types = Rewriter(mesh_lib.empty_abstract_mesh, {}, NotImplementedError, True)

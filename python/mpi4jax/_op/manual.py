@@ -10,13 +10,13 @@ some axes, all values are taken to vary over all axes, and the global value is f
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._jax import compat
+from .._jax.named_axes import current_world
 from .operation import Operation
 
 
@@ -29,21 +29,16 @@ class Axes(NamedTuple):
 
 
 class _State(threading.local):
-    axes: Axes | None = None
     spmd: bool | str = False
+
+    @property
+    def axes(self) -> Axes | None:
+        """The axes of the `shard_map` over ranks that encloses the current call, or None."""
+        world = current_world()
+        return None if world is None else world.axes
 
 
 _state = _State()
-
-
-@contextlib.contextmanager
-def inside(axes: Axes | None) -> Iterator[None]:
-    """Context manager: what is traced in it is inside of a `shard_map`."""
-    before, _state.axes = _state.axes, axes
-    try:
-        yield
-    finally:
-        _state.axes = before
 
 
 def of_all_ranks(f: Callable[..., Any], boundary: str | bool = True) -> Callable[..., Any]:

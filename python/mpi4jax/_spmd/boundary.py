@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, Var
 from jax.sharding import PartitionSpec
 
 from .._check import whole_arrays
@@ -33,7 +33,7 @@ def boundary_of(name: str, args: Any, specs: Sequence[Any]) -> str:
     P('i'))``."""
     leaves = jax.tree_util.tree_flatten_with_path(args)[0]
     words = [
-        f"{jax.tree_util.keystr(path)}: {_short(x)} {spec}"
+        f"{jax.tree_util.keystr(path)}: {_short(x, spec)}"
         for (path, x), spec in zip(leaves, specs, strict=True)
     ]
     text = ", ".join(words)
@@ -42,9 +42,11 @@ def boundary_of(name: str, args: Any, specs: Sequence[Any]) -> str:
     return f"{name}({text})"
 
 
-def _short(x: Any) -> str:
+def _short(x: Any, spec: Any) -> str:
+    if spec is None:
+        return f"static {type(x).__name__}"
     aval = jax.typeof(x)
-    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+    return f"{aval.dtype}[{','.join(map(str, aval.shape))}] {spec}"
 
 
 def assert_replicated(
@@ -75,6 +77,8 @@ def note_blocks(mesh: Mesh, name: str, text: str, args: Any, specs: Sequence[Any
     if not compares():
         return
     for (path, x), spec in zip(jax.tree_util.tree_flatten_with_path(args)[0], specs, strict=True):
+        if spec is None:
+            continue
         over = tuple(axis for axis in mentioned(spec) if mesh.shape[axis] > 1)
         ranks = mesh._ranks_of(over)
         if over and ranks[0] == 0:
@@ -91,7 +95,7 @@ def note_blocks(mesh: Mesh, name: str, text: str, args: Any, specs: Sequence[Any
             whole_arrays.note(x, whole_arrays.Block(text, argument, words, mesh._hashes, ranks))
 
 
-def note_order(mesh: Mesh, name: str, text: str, args: Any, jaxpr: Jaxpr) -> None:
+def note_order(mesh: Mesh, text: str, jaxpr: Jaxpr, arguments: Sequence[Var]) -> None:
     """Compare the order of collectives over different axes, when a compiled function is called.
 
     What ranks compare at each collective finds only sums in different orders. The order is known
@@ -105,6 +109,7 @@ def note_order(mesh: Mesh, name: str, text: str, args: Any, jaxpr: Jaxpr) -> Non
     ]
     if not compares() or len(set(order)) < 2 or len(mesh.axis_names) < 2:
         return
+    name = text.partition("(")[0]
     words = (
         f"shard_map: the ranks run the collectives of {name!r} in different orders: on this rank "
         f"{', '.join(order)[:_MOST]}. The results are wrong if one of them uses the result of "
@@ -115,9 +120,8 @@ def note_order(mesh: Mesh, name: str, text: str, args: Any, jaxpr: Jaxpr) -> Non
     block = whole_arrays.Block(
         f"order in {text}", str(sorted(order)), words, mesh._hashes, ranks, True, digest
     )
-    for x in jax.tree.leaves(args):
-        if isinstance(x, jax.core.Tracer):
-            whole_arrays.note(x, block)
+    for x in arguments[:1]:  # of the function that is compiled
+        whole_arrays.note(x, block)
 
 
 def check_whole(

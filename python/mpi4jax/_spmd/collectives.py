@@ -1,29 +1,24 @@
 """The collectives of `jax.lax`, implemented by operations of this package.
 
-Each is an operation *and* a type. `varying` values are each rank's own, with a cotangent of its
-own; `invariant` ones are one global value, with one cotangent, as results of allreduce, allgather
-and bcast are here:
+JAX has differentiated and batched them before:
 
-    collective (JAX)         operand -> result        here                      transpose
-    psum, pmean              varying -> invariant     allreduce SUM             identity
-    pmax, pmin               varying -> invariant     allreduce MAX, MIN        where attained
-    pvary, pcast             invariant -> varying     pvary                     allreduce SUM
-    all_gather               varying -> varying       transposed reduce_scatter reduce_scatter
-    all_gather_invariant     varying -> invariant     allgather                 own block
-    psum_scatter             varying -> varying       reduce_scatter            its transpose
-    all_to_all               varying -> varying       alltoall                  alltoall
-    ppermute, pshuffle       varying -> varying       permute                   the reversed permute
-    pbroadcast               varying -> varying       pvary of bcast            sum, at the root
-    ragged_all_to_all        varying -> varying       ragged_alltoall           the same, back
-
-A `reduced` value of `pcast` is one that each rank uses in its own way, as with `pvary`, and an
-`unreduced` one is each rank's addend. Casts between these and `varying` ones change nothing.
-Without ``check_vma`` everything varies: a sum is followed by `pvary`.
+    collective (JAX)         here             transpose (JAX)
+    psum, pmean              allreduce SUM    pvary
+    pmax, pmin               allreduce        of the ranks where it is attained (`_jax/ranks.py`)
+    pvary, pcast             nothing          psum
+    all_gather               allgather        psum_scatter
+    all_gather_invariant     allgather        this rank's block
+    psum_scatter             reduce_scatter   all_gather
+    all_to_all               alltoall         all_to_all
+    ppermute, pshuffle       permute          the reversed ppermute
+    pbroadcast               bcast            psum, at the source
+    ragged_all_to_all        ragged_alltoall  the same, back
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,13 +28,13 @@ from mpi4py import MPI
 
 from .. import ops
 from .._jax import compat, named_axes
+from .._jax.rewriting import SUMS, Rewriter
 from .._op.comm import as_comm, as_reduction
 from .._op.manual import of_all_ranks
 from .._op.operation import PLAIN, made
 from .._op.packing import bind_trees
-from .._op.primitive import bind, has_derivative
+from .._op.primitive import bind
 from .mesh import Mesh
-from .pvary import pvary, shared
 
 Params = dict[str, Any]
 Collective = Callable[[Params, list[Any]], Sequence[Any]]
@@ -91,22 +86,10 @@ class Group:
         return self.from_comm(blocks)
 
     def gathered(self, xs: list[Any]) -> list[Any]:
-        """Gather the arrays of all ranks as a varying value.
-
-        By the transpose of reduce_scatter, whose own transpose is reduce_scatter again, and not an
-        allreduce of all blocks.
-        """
+        """Gather the arrays of all ranks."""
         if self.is_part:
             return [self.exchanged(jnp.broadcast_to(x, (self.size, *x.shape))) for x in xs]
-        if not all(map(has_derivative, xs)):
-            return [self.from_comm(y) for y in ops.allgather(xs, comm=self.comm)]
-        op = made(
-            "reduce_scatter",
-            as_comm("all_gather", self.comm),
-            reduction=as_reduction("reduce_scatter", MPI.SUM),
-            adjoint=True,
-        )
-        return [self.from_comm(y) for y in bind_trees(op, (xs,))]
+        return [self.from_comm(y) for y in ops.allgather(xs, comm=self.comm)]
 
     def scattered_sums(self, blocks: list[Any]) -> list[Any]:
         """Return the sums of all ranks' blocks for this one."""
@@ -114,21 +97,11 @@ class Group:
             return [SUM.local(self.exchanged(x), (0,)) for x in blocks]
         return list(ops.reduce_scatter([*map(self.to_comm, blocks)], MPI.SUM, comm=self.comm))
 
-    def reduced(self, by: Reduction, xs: list[Any], is_invariant: bool) -> list[Any]:
-        """Return sums or extrema; unless `is_invariant`, as varying values."""
+    def reduced(self, by: Reduction, xs: list[Any]) -> list[Any]:
+        """Return sums or extrema."""
         if self.is_part:
             return [by.local(y, (0,)) for y in self.gathered(xs)]
-        if self.size > 1:
-            xs = self._allreduce(xs, by.op)
-        return xs if is_invariant else self.varying(xs)
-
-    def varying(self, xs: list[Any]) -> list[Any]:
-        """Return varying values: `pvary`."""
-        if self.size == 1:
-            return xs
-        differentiable = [x for x in xs if has_derivative(x)]
-        varied = iter(pvary(as_comm("pvary", self.comm), differentiable))
-        return [next(varied) if has_derivative(x) else x for x in xs]
+        return self._allreduce(xs, by.op) if self.size > 1 else xs
 
     def _allreduce(self, xs: list[Any], op: MPI.Op) -> list[Any]:
         """Reduce with one collective for each dtype."""
@@ -159,13 +132,11 @@ def _join(x: Any, axis: int) -> Any:
     return x.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
 
 
-# `pcast` from reduced to varying, and from varying to unreduced, by their names in all versions.
-_CASTS = [
-    f"{name}{end}" for name in ("reduced_vary_cast", "vary_unreduced_cast") for end in ("", "_p")
-]
-
-
-SUMS = ("psum", "psum_invariant", "unreduced_psum")
+# `pcast`, by its names in all versions. It changes types alone.
+CASTS = (
+    *("pvary", "preduced", "pcast"),
+    *(f"{cast}{p}" for cast in ("reduced_vary_cast", "vary_unreduced_cast") for p in ("", "_p")),
+)
 EXTREMA = ("pmax", "pmin", "unreduced_pmax", "unreduced_pmin")
 GATHERS = ("all_gather", "all_gather_invariant", "all_gather_reduced")
 SCATTERS = ("reduce_scatter", "unreduced_reduce_scatter")
@@ -173,9 +144,8 @@ SCATTERS = ("reduce_scatter", "unreduced_reduce_scatter")
 # Those that take many operands, which then are one message; and whether they communicate.
 MANY = {
     **dict.fromkeys((*SUMS, *EXTREMA, *GATHERS, *SCATTERS, "ppermute"), True),
-    **dict.fromkeys(("pvary", "preduced"), False),
 }
-LOCAL = frozenset({"pvary", "preduced", "axis_index", *_CASTS})
+LOCAL = frozenset({"axis_index", *CASTS})
 
 
 class Collectives:
@@ -184,6 +154,7 @@ class Collectives:
     def __init__(self, mesh: Mesh, axes: frozenset[str], check_vma: bool, boundary: str):
         self.mesh, self.axes, self.check_vma, self.boundary = mesh, axes, check_vma, boundary
         self._groups: dict[Any, Group] = {}
+        self._table: dict[str, Any] = {}
 
     def table(self) -> dict[str, Callable[..., Sequence[Any]]]:
         """Return the table, by the names of JAX's primitives."""
@@ -192,22 +163,20 @@ class Collectives:
             **{n: functools.partial(self.reduced, MAX if "max" in n else MIN) for n in EXTREMA},
             **dict.fromkeys(GATHERS, self.all_gather),
             **dict.fromkeys(SCATTERS, self.reduce_scatter),
-            **dict.fromkeys(("pvary", "preduced"), self.pvary),
-            **dict.fromkeys(_CASTS, lambda p, xs: xs),
-            "all_gather_invariant": self.all_gather_invariant,
+            **dict.fromkeys(CASTS, lambda p, xs: xs),
             "pbroadcast": self.pbroadcast,
             "pbroadcast_dynamic": self.pbroadcast_dynamic,
             "all_to_all": self.all_to_all,
             "ppermute": self.ppermute,
             "ragged_all_to_all": self.ragged_all_to_all,
             "axis_index": self.axis_index,
-            "shared": self.shared,
         }
         # An asynchronous collective is the collective itself, complete where it starts.
         others = ("all_gather", "all_gather_reduced", "all_to_all", "ppermute", "pbroadcast")
         for name in (*SUMS, *SCATTERS, *others):
             found |= {f"{name}_start": found[name], f"{name}_done": lambda p, xs: xs}
-        return {name: functools.partial(self._alike, f) for name, f in found.items()}
+        self._table = {name: functools.partial(self._alike, f) for name, f in found.items()}
+        return self._table
 
     def _alike(
         self, f: Collective, p: Params, xs: list[Any], types: Sequence[Any] = ()
@@ -252,31 +221,21 @@ class Collectives:
         of_array = tuple(axis for axis in p["axes"] if isinstance(axis, int))  # those of a `vmap`
         if of_array:
             xs = [by.local(x, of_array) for x in xs]
-        return self.group(p).reduced(by, xs, self.check_vma) if named_axes.axes_of(p) else xs
-
-    def pvary(self, p: Params, xs: list[Any]) -> list[Any]:
-        return self.group(p).varying(xs)
+        return self.group(p).reduced(by, xs) if named_axes.axes_of(p) else xs
 
     def pbroadcast(self, p: Params, xs: list[Any]) -> list[Any]:
-        if "source" not in p:  # the name of pvary, once
-            return self.pvary(p, xs)
         group = self.group(p)
         root = group.order[p["source"]]
-        return group.varying([ops.bcast(x, root, comm=group.comm) for x in xs])
+        return [ops.bcast(x, root, comm=group.comm) for x in xs]
 
     def pbroadcast_dynamic(self, p: Params, xs: list[Any]) -> list[Any]:
         x, source = xs
         (index,) = self.axis_index(p, [])
         x = jnp.where(index == source, x, jnp.zeros_like(x))
-        return self.group(p).reduced(SUM, [x], is_invariant=False)
+        return self.group(p).reduced(SUM, [x])
 
     def all_gather(self, p: Params, xs: list[Any]) -> list[Any]:
         return [self._placed(p, y) for y in self.group(p).gathered(xs)]
-
-    def all_gather_invariant(self, p: Params, xs: list[Any]) -> list[Any]:
-        group = self.group(p)
-        ys = ops.allgather(xs, comm=group.comm)
-        return [self._placed(p, group.from_comm(y)) for y in ys]
 
     def _placed(self, p: Params, y: Any) -> Any:
         axis = p["all_gather_dimension"]
@@ -325,29 +284,37 @@ class Collectives:
         places = jnp.where(there, places, capacity)  # nowhere
         return [output.at[places].set(got, mode="drop")]
 
-    def enter(self, x: Any, spec: Any) -> Any:
-        """Return an operand of the function, invariant along the axes that do not shard it."""
-        return x if self.check_vma else self.vary(x, self.unmentioned(spec))
+    def nested(
+        self, rewriter: Rewriter, p: Params, ins: list[Any], types: Sequence[Any] = ()
+    ) -> list[Any]:
+        """Evaluate a nested `shard_map`.
 
-    def leave(self, y: Any, spec: Any) -> Any:
-        """Return a result; all ranks along such an axis share its cotangent."""
-        axes = () if self.check_vma else self.unmentioned(spec)
-        return self.shared({"axes": axes}, [y])[0] if axes else y
+        Each rank takes its block of operands that are whole along its axes, and results are
+        gathered.
+        """
 
-    def shared(self, p: Params, xs: list[Any]) -> list[Any]:
-        """Return values whose cotangent ranks share; this is no collective of JAX."""
-        group = self.group(p)
-        comm = as_comm("shard_map", group.comm)
-        return [shared(comm, x) if group.size > 1 and has_derivative(x) else x for x in xs]
+        def cut(x: Any, spec: Any) -> Any:
+            for axis, entry in enumerate(spec):
+                names = names_of(entry)
+                if names:
+                    n = math.prod(self.mesh.shape[name] for name in names)
+                    length = x.shape[axis] // n
+                    start = self.mesh.index_along(names) * length
+                    x = jax.lax.slice_in_dim(x, start, start + length, axis=axis)
+            return x
 
-    def vary(self, x: Any, axes: Sequence[str]) -> Any:
-        return self.group({"axes": axes}).varying([x])[0] if axes else x
+        def joined(y: Any, spec: Any) -> Any:
+            for axis, entry in enumerate(spec):
+                names = names_of(entry)
+                if names:
+                    how = {"axis_name": names, "all_gather_dimension": axis, "tiled": True}
+                    (y,) = gather(how, [y])
+            return y
 
-    def unmentioned(self, spec: Any) -> tuple[str, ...]:
-        named = mentioned(spec)
-        return tuple(
-            name for name in self.mesh.axis_names if name in self.axes and name not in named
-        )
+        gather = self._table["all_gather"]
+        ins = [cut(x, s) for x, s in zip(ins, p["in_specs"], strict=True)]
+        outs = rewriter.run(p["jaxpr"], (), ins)
+        return [joined(y, s) for y, s in zip(outs, p["out_specs"], strict=True)]
 
 
 def mentioned(spec: Any) -> list[str]:
@@ -372,5 +339,7 @@ def _rows(offsets: Any, sizes: Any, capacity: int) -> tuple[Any, Any]:
     """
     ends = jnp.cumsum(sizes)
     row = jnp.arange(capacity, dtype=ends.dtype)
-    piece = jnp.searchsorted(ends, row, side="right").clip(0, len(sizes) - 1)
+    # Not jnp.searchsorted: from JAX 0.12 on, it cannot be lowered any more where this is traced.
+    ended = jnp.zeros(capacity + 1, ends.dtype).at[ends].add(1, mode="drop")
+    piece = jnp.cumsum(ended)[:capacity].clip(0, len(sizes) - 1)
     return offsets[piece] + row - (ends[piece] - sizes[piece]), row < ends[-1]

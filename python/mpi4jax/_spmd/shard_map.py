@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
-import numpy as np
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
 from .._check.whole_arrays import look
-from .._jax import blocks, compat, named_axes, rewriting
+from .._jax import blocks, named_axes, ranks, rewriting
+from .._job.watch import compares_before
 from .._op import manual
 from .boundary import assert_replicated, boundary_of, note_blocks, note_order
-from .collectives import LOCAL, MANY, Collectives, names_of
+from .collectives import LOCAL, MANY, Collectives
 from .mesh import Mesh, current
 
 Args = ParamSpec("Args")
@@ -27,8 +25,6 @@ _APART = (
     "call one after the other, not one inside of the other, and each in a function of its own if "
     "it is jitted"
 )
-
-_state = threading.local()  # .mesh: that of the function which is being traced
 
 
 @overload
@@ -129,18 +125,18 @@ def shard_map(
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
-        outer = getattr(_state, "mesh", None)
+        outer = named_axes.current_world()
         if outer is None:
             if axes := named_axes.manual_axes():
                 raise NotImplementedError(
                     f"mpi4jax.shard_map over {mesh} inside of a jax.shard_map over the devices "
                     f"{axes}: {_APART}"
                 )
-            return _evaluate(f, mesh, how, args)
-        if outer != mesh:
+            return _call(f, mesh, how, args)
+        if outer.mesh != mesh:
             raise ValueError(
                 "shard_map: argument 'mesh' must be that of the shard_map around this one, "
-                f"{outer}, got {mesh}; make one mesh with all axes, and name those of each "
+                f"{outer.mesh}, got {mesh}; make one mesh with all axes, and name those of each "
                 "shard_map in 'axis_names'"
             )
         return jax.shard_map(f, **how)(*args)  # inside of another, over other axes
@@ -174,97 +170,63 @@ def _no_spec() -> TypeError:
     )
 
 
-def _evaluate(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any) -> Any:
-    """Trace ``f`` as `jax.shard_map` does, for global arrays, and evaluate it on blocks."""
+def _call(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any) -> Any:
+    """Call ``f`` by `jax.shard_map` over a mesh of ranks."""
     axes = frozenset(how.get("axis_names", mesh.axis_names))
-    specs, whole = _whole_arrays(mesh, how["in_specs"], args)
+    specs = _specs_of_leaves(how["in_specs"], args)
+    for x, spec in zip(jax.tree.leaves(args), specs, strict=True):
+        if spec is None and getattr(x, "shape", None):  # other objects are static
+            raise _no_spec()
     name = getattr(f, "__name__", "shard_map")
     text = boundary_of(name, args, specs)
     world = _world(mesh, axes, how["check_vma"], text)
-    values = jax.tree.leaves(args)
     assert_same = functools.partial(assert_replicated, mesh, axes, f"shard_map of {name!r}")
     assert_same("arguments", args, specs)
-    evaluation = None if blocks.is_staged() else world.evaluation()
-    if evaluation is not None:
-        pairs = zip(values, specs, strict=True)
-        values = [world.collectives.enter(x, spec) for x, spec in pairs]
-
-    def traced(*typed: Any) -> Any:
-        before, _state.mesh = getattr(_state, "mesh", None), mesh
-        try:
-            with (
-                manual.inside(world.of_ops),
-                named_axes.refuse_devices(_APART),
-                named_axes.name_axes(mesh.axis_names),
-            ):
-                return f(*typed) if evaluation is None else evaluation.run(f, typed, values)
-        finally:
-            _state.mesh = before
-
-    functools.update_wrapper(traced, f)
-    closed, tree = named_axes.trace_shard_map(traced, whole, mesh=mesh._abstract, **how)
-    eqn = next(e for e in closed.jaxpr.eqns if e.primitive is named_axes.shard_map_p)
-    out_specs = eqn.params["out_specs"]
     note_blocks(mesh, name, text, args, specs)
-    if evaluation is None:
-        note_order(mesh, name, text, args, eqn.params["jaxpr"])
-        assert_same("constants", closed.consts, [PartitionSpec()] * len(closed.consts))
-        outs = world.staged(name, closed, values)
-    else:
-        outs = world.left(out_specs, evaluation.results)
+
+    @functools.wraps(f)
+    def traced(*args: Any) -> Any:
+        with named_axes.refuse_devices(_APART), named_axes.name_axes(mesh.axis_names):
+            return f(*args)
+
+    mapped = jax.shard_map(traced, mesh=world.abstract, **how)
+    is_staged = blocks.is_staged()
+    if is_staged and compares_before():
+        constants = jax.make_jaxpr(mapped)(*args).consts
+        assert_same("constants", constants, [PartitionSpec()] * len(constants))
+    found = mapped(*args)
+    if not is_staged:
         look()
-    found = jax.tree.unflatten(tree, outs)
-    assert_same("results", found, out_specs)
+    assert_same("results", found, _specs_of_leaves(how["out_specs"], found))
     return found
 
 
 class _World:
-    """What rewrites functions for some axes of a mesh."""
+    """What `jax.shard_map` over some axes of a mesh becomes, for functions with equal arguments.
+
+    Attributes:
+        mesh: the mesh of ranks.
+        abstract: that of JAX.
+        axes: the mesh as operations of this package need it.
+        rewriter: what rewrites the functions.
+        where: words for this rank's place.
+    """
 
     def __init__(self, mesh: Mesh, axes: frozenset[str], check_vma: bool, boundary: str):
-        self.collectives = Collectives(mesh, axes, check_vma, boundary)
-        self.of_ops = _axes_of_ops(mesh, axes, check_vma)
-        self.rewriter = rewriting.Rewriter(
-            mesh._abstract,
-            self.collectives.table(),
-            _refuse,
-            check_vma,
-            functools.partial(manual.inside, self.of_ops),
-            MANY,
-            LOCAL,
-            axes,
-        )
-        self.rewriter.collectives["shard_map"] = functools.partial(
-            _nested, self.rewriter, self.collectives
-        )
+        ranks.install()
+        self.mesh, self.boundary, self.axes = mesh, boundary, _axes_of_ops(mesh, axes, check_vma)
+        self.abstract = ranks.mesh_of_ranks(mesh.axis_sizes, mesh.axis_names, self)
+        collectives = Collectives(mesh, axes, check_vma, boundary)
+        table = collectives.table()
+        self.rewriter = rewriting.Rewriter(self.abstract, table, _refuse, check_vma, MANY, LOCAL)
+        nested = functools.partial(collectives.nested, self.rewriter)
+        self.rewriter.collectives["shard_map"] = nested
+        where = ", ".join(f"{name!r}: {index}" for name, index in mesh.coordinates.items())
+        self.where = f"At {{{where}}}"
 
-    def evaluation(self) -> blocks.Evaluation:
-        """Return what evaluates a function equation by equation."""
-
-        def step(eqn: Any, ins: list[Any]) -> Sequence[Any]:
-            with manual.inside(None):
-                return self.rewriter.bound(eqn, ins)
-
-        coordinates = self.collectives.mesh.coordinates
-        where = ", ".join(f"{name!r}: {index}" for name, index in coordinates.items())
-        return blocks.Evaluation(step, self.rewriter.check_vma, f"At {{{where}}}")
-
-    def staged(self, name: str, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
-        """Return the results of what JAX has traced, rewritten."""
-
-        def step(eqn: Any, ins: list[Any]) -> list[Any]:
-            if eqn.primitive is not named_axes.shard_map_p:
-                return compat.bind_with(eqn.primitive, eqn.params, ins)
-            in_specs = eqn.params["in_specs"]
-            ins = [self.collectives.enter(x, s) for x, s in zip(ins, in_specs, strict=True)]
-            body = self.rewriter.function(ClosedJaxpr(eqn.params["jaxpr"], ()))
-            return self.left(eqn.params["out_specs"], rewriting.call(body, name, ins))
-
-        return compat.evaluate(closed.jaxpr, closed.consts, args, step)
-
-    def left(self, specs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """Return results of the function, as they leave it."""
-        return [self.collectives.leave(y, s) for y, s in zip(results, specs, strict=True)]
+    def lowers(self, jaxpr: Any, arguments: Any) -> None:
+        """Note a function in one that is lowered for these arguments."""
+        note_order(self.mesh, self.boundary, jaxpr, arguments)
 
 
 def _world(mesh: Mesh, axes: frozenset[str], check_vma: bool, boundary: str) -> _World:
@@ -275,7 +237,7 @@ def _world(mesh: Mesh, axes: frozenset[str], check_vma: bool, boundary: str) -> 
         if len(worlds) > 256:
             worlds.clear()
         found = worlds[axes, check_vma, boundary] = _World(mesh, axes, check_vma, boundary)
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 def _axes_of_ops(mesh: Mesh, axes: frozenset[str], check_vma: bool) -> manual.Axes:
@@ -290,76 +252,19 @@ def _axes_of_ops(mesh: Mesh, axes: frozenset[str], check_vma: bool) -> manual.Ax
     return manual.Axes(of, axes, frozenset(name for name in axes if mesh.shape[name] == 1))
 
 
-def _nested(
-    rewriter: rewriting.Rewriter,
-    collectives: Collectives,
-    p: dict[str, Any],
-    ins: list[Any],
-    types: Sequence[Any],
-) -> list[Any]:
-    """Evaluate a nested `shard_map`.
-
-    Each rank takes its block of operands that are whole along its axes, and results are gathered.
-    """
-
-    def cut(x: Any, spec: Any) -> Any:
-        for axis, entry in enumerate(spec):
-            names = names_of(entry)
-            if names:
-                n = int(np.prod([collectives.mesh.shape[name] for name in names]))
-                length = x.shape[axis] // n
-                start = collectives.mesh.index_along(names) * length
-                x = jax.lax.slice_in_dim(
-                    collectives.vary(x, names), start, start + length, axis=axis
-                )
-        return x
-
-    def joined(y: Any, spec: Any) -> Any:
-        for axis, entry in enumerate(spec):
-            names = names_of(entry)
-            if names:
-                how = {"axis_name": names, "all_gather_dimension": axis, "tiled": True}
-                (y,) = collectives.all_gather_invariant(how, [y])
-        return y
-
-    ins = [cut(x, s) for x, s in zip(ins, p["in_specs"], strict=True)]
-    # Its own axes; up to JAX 0.8 under the other name.
-    axes = frozenset(p.get("newly_manual_axes", p.get("manual_axes", ())))
-    outs = rewriter.within(axes).run(p["jaxpr"], (), ins)
-    return [joined(y, s) for y, s in zip(outs, p["out_specs"], strict=True)]
-
-
-def _whole_arrays(mesh: Mesh, specs: Any, args: Any) -> tuple[list[Any], Any]:
-    """Return the specs of the leaves, and the types of the global arrays whose blocks these are."""
-
-    def whole(x: Any, spec: Any) -> Any:
-        aval = jax.typeof(x)
-        shape = list(aval.shape)
-        for axis, entry in enumerate(spec or ()):
-            for name in names_of(entry):
-                if axis < len(shape):
-                    shape[axis] *= mesh.shape.get(name, 1)
-        return jax.ShapeDtypeStruct(tuple(shape), aval.dtype, weak_type=aval.weak_type)
-
-    def is_spec(s: Any) -> bool:
-        return s is None or isinstance(s, PartitionSpec)
-
-    if isinstance(specs, list):
-        specs = tuple(specs)
-    leaves: list[tuple[Any, Any]] = []
+def _specs_of_leaves(specs: Any, tree: Any) -> list[Any]:
+    """Return the spec of each leaf; `P()` of each if the trees do not match, and JAX says where."""
+    found: list[Any] = []
 
     def add(spec: Any, part: Any) -> None:
-        xs = jax.tree.leaves(part)
-        if spec is None and xs:
-            raise _no_spec()
-        leaves.extend((spec, x) for x in xs)
+        found.extend([spec] * len(jax.tree.leaves(part)))
 
+    specs = tuple(specs) if isinstance(specs, list) and isinstance(tree, tuple) else specs
     try:
-        jax.tree.map(add, specs, args, is_leaf=is_spec)
-    except ValueError:  # the trees do not match, and JAX says where
-        return [None] * len(jax.tree.leaves(args)), jax.tree.map(lambda x: whole(x, None), args)
-    types = [whole(x, spec) for spec, x in leaves]
-    return [spec for spec, _ in leaves], jax.tree.unflatten(jax.tree.structure(args), types)
+        jax.tree.map(add, specs, tree, is_leaf=lambda s: s is None or isinstance(s, PartitionSpec))
+    except ValueError:
+        return [PartitionSpec()] * len(jax.tree.leaves(tree))
+    return found
 
 
 def _refuse(name: str, line: str) -> NotImplementedError:
