@@ -105,6 +105,13 @@ def _check_specs(original: Any, f: Any, mesh: Any, *rest: Any) -> None:
     original(f, mesh, *rest)
 
 
+def _of_residuals(original: Any, mesh: Any, axes: Any) -> Any:
+    """Leave the axes of an enclosing `shard_map` out of the spec of a residual. JAX 0.7 does not,
+    and refuses the gradient of a nested `shard_map`."""
+    around = mesh_lib.get_abstract_mesh().manual_axes if world_of(mesh) is not None else ()
+    return original(mesh, frozenset(axes).difference(around))
+
+
 # ---- Calls outside of every traced function
 
 
@@ -250,6 +257,8 @@ def install() -> None:
     compat.wrap(jax_shard_map, "_check_specs_vs_args", _check_specs)
     compat.wrap(core.EvalTrace, "process_shard_map", _evaluate)
     compat.wrap(pxla, "lower_sharding_computation", _lower)
+    if _Device is None:
+        compat.wrap(jax_shard_map, "order_wrt_mesh", _of_residuals)
     compat.wrap(core.pvary_p, "bind", _pvary)
     for primitive in (pmax_p, pmin_p):
         ad.primitive_jvps[primitive] = functools.partial(_extremum_jvp, primitive)

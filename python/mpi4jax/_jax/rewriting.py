@@ -33,7 +33,7 @@ _CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vmap_call": "call",
-    "eval_jaxpr": "jaxpr",
+    "eval_jaxpr": "call_jaxpr",  # from JAX 0.12 on
     "linear_call": "callee",
 }
 _CONSTRAINTS = ("sharding_constraint", "reshard")  # along axes that ranks have whole
