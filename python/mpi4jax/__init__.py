@@ -34,10 +34,11 @@ from ._op import comm as _comm
 _gpus.choose()
 _distributed.start()
 if _transport.asks_all_ranks():
-    _comm.clone_world()  # ranks whose settings differ learn it here
+    _comm.clone_world()  # if settings differ between ranks, this raises an error
 _transport.start()
 
-# Imported also for their side effects: rules of primitives, and wrappers of JAX's functions.
+# These modules are also imported for their side effects: they register rules of primitives and wrap
+# functions of JAX.
 from . import _common, _native, experimental, notoken
 from ._common import *  # noqa: F403
 from ._compile import scope as _scope  # noqa: F401
@@ -55,7 +56,8 @@ from ._tokens.tokens import create_token
 gen_token = create_token
 
 if _settings.switch("MPI4JAX_NOTOKEN"):
-    # For programs written for packages whose functions at this level return no tokens.
+    # This is for programs written for mpi4jax 0.8 and 0.9, whose functions at this level return no
+    # tokens.
     globals().update(
         {name: getattr(notoken, name) for name in _public_names(_functions_with_tokens)}
     )
@@ -67,7 +69,7 @@ _abort.complete()
 
 
 def _at_finalize() -> None:
-    # A program may call MPI.Finalize itself, before Python's end.
+    # A program may call MPI.Finalize itself, before Python exits.
     _flush.flush_own()
     _comm.forget_all()
 
@@ -100,5 +102,5 @@ __all__ += _public_names(_functions_with_tokens)
 
 if TYPE_CHECKING:
     from . import output, sharding, training
-else:  # to a type checker, a module with this function has all names
+else:  # to a type checker, a module with __getattr__ has every name
     __getattr__ = _missing_from(__name__, __all__)

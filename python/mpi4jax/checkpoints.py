@@ -44,7 +44,7 @@ class _Save:
         arrays, blocks = files.to_write("save", tree, layouts, comm, self._check)
         numbers, self.tables = files.tables("save", arrays, blocks, comm)
         self.arrays = [Array(a.name, a.dtype, n) for a, n in zip(arrays, numbers, strict=True)]
-        #: What this rank writes.
+        #: The arrays that this rank writes.
         self.values = [
             files.data_of(a.leaf)[a.inner]
             for a in arrays
@@ -284,7 +284,7 @@ class AsyncCheckpointer:
             if self._has_threads:
                 all_have_written = self._comm.Ibarrier()
                 while not all_have_written.Test():
-                    time.sleep(0.01)  # leaves the core to the program
+                    time.sleep(0.01)  # sleeping leaves the core to the program
             self._this.complete(self._comm, write)
         except Exception as error:
             self._error = error

@@ -308,7 +308,7 @@ def frequencies(
     block, out = t.spectrum.block(t.rank), []
     for axis, distance in zip(t.axes, distances, strict=True):
         is_half = real and axis == t.axes[-1]
-        # fftfreq(n, d) is k / (n d). Rounded once, as NumPy does it.
+        # fftfreq(n, d) is k / (n d), rounded once, as in NumPy.
         of = np.fft.rfftfreq if is_half else np.fft.fftfreq
         points, kept = t.lengths[axis]
         values = of(kept, distance * (points / kept))[block[axis]]

@@ -171,7 +171,7 @@ class Plan(Uncopied):
     def __init__(self, owned_ids: Any, needed_ids: Any, *, comm: MPI.Intracomm | None = None):
         known = as_comm("ghosts.Plan", comm)
         self._comm = given_or_default(comm)
-        # Operations that have been called on this communicator come first on all ranks.
+        # All ranks first complete the operations that were called on this communicator before.
         flush_before("ghosts.Plan")
         number = known.cache["plans"] = known.cache.get("plans", 0) + 1
         self._name = f"ghosts.Plan {number}"  # ranks compare the names of leaves

@@ -172,7 +172,7 @@ def migrate(
             f"{op}: argument 'count' must be an integer, or a traced scalar of an integer type; "
             f"got {jnp.result_type(rows)} of shape {jnp.shape(rows)}"
         )
-    # An array is checked where the counts are: reading it here would wait for it.
+    # A traced count is checked together with the counts, because reading it here would wait for it.
     if not isinstance(rows, jax.Array) and not 0 <= rows <= owners.size:
         raise ValueError(
             f"{op}: argument 'count' must be from 0 to {owners.size}, the number of rows of 'x', "
@@ -182,7 +182,7 @@ def migrate(
     is_sent = jnp.arange(owners.size) < rows
     is_rank = (owners >= 0) & (owners < size)
     keys = jnp.where(is_sent & is_rank, owners, size)
-    # What is wrong is a negative count: `Wrong` in `src/ops/ragged.rs` has the kinds.
+    # A negative count encodes what is wrong: `Wrong` in `src/ops/ragged.rs` lists the codes.
     codes = 8 * jnp.abs(owners) + jnp.where(owners < 0, 3, 2)
     wrong = jnp.max(jnp.where(is_sent & ~is_rank, codes, 0), initial=0)
     code = 8 * jnp.abs(rows) + jnp.where(rows < 0, 5, 4)

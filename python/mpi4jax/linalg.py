@@ -445,7 +445,7 @@ def lsmr(
     # out of the products, because its operations on bits have no derivative.
     product, closed = jax.closure_convert(rows_of, start)
 
-    # Outside of loops: this runs the operations of `A` once, on zeros.
+    # This must be outside loops, because it runs the operations of `A` once, on zeros.
     def adjoint_of(*closed: Any) -> Operator:
         transposed = jax.linear_transpose(lambda x: product(x, *closed), start)
         return lambda y: jnp.conj(transposed(jnp.conj(y))[0])

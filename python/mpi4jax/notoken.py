@@ -42,5 +42,5 @@ __all__ += _public_names(ops)
 
 if TYPE_CHECKING:
     from . import output, sharding, training
-else:  # to a type checker, a module with this function has all names
+else:  # to a type checker, a module with __getattr__ has every name
     __getattr__ = _missing_from(__name__, __all__)

@@ -52,7 +52,7 @@ def _escaped(value: Any) -> Any:
 
 
 def _read(board: Path) -> list[Dump]:
-    # Opening a FIFO waits for a process that writes to it.
+    # Opening a FIFO would wait for a process that writes to it.
     if not board.is_file():
         raise ValueError("it is not a regular file")
     dumps: list[Dump] = _escaped(json.loads(_native.read_board(board)))
@@ -92,7 +92,7 @@ def load(directory: Path | None = None) -> tuple[dict[int, Dump], list[str]]:
                 dumps |= {dump["rank"]: dump for dump in _read(board)}
             except (ValueError, OSError) as error:
                 wrong.append(_escaped(f"{board}: {error}"))
-        # This process has a board, too.
+        # This process has a board of its own, which does not count.
         if any(dump["pid"] != os.getpid() for dump in dumps.values()):
             return dumps, wrong
     found = "; ".join(wrong) or "no job has left one"
@@ -144,7 +144,8 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
                 count = None if record["any_size"] else record["count"]
                 signature = (*(record[name] for name in _COMPARED), count)
                 by_signature.setdefault(signature, []).append(rank)
-            # Ranks that never came, except those whose recorder may have overwritten the record.
+            # Ranks that never began the collective, except ranks whose recorder may have
+            # overwritten the record.
             behind = [rank for rank, of in ranks.items() if max(of, default=0) < number]
             behind += [rank for rank in world if rank in dumps and rank not in ranks]
             if len(by_signature) < 2 and not behind:

@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
-# An occurrence of a collective: communicator's key, what stands for its members, number.
+# An occurrence of a collective: the communicator's key, what identifies its members, and the number
+# of the collective.
 Occurrence = tuple[str, str, int]
 
 # The legend of the time that a rank spends outside of MPI.
 _OUTSIDE = "outside of operations"
 # Ranks and source lines that are printed.
 _MOST = 16
-# No rank leaves these before all have come.
+# No rank leaves these collectives before all ranks have begun them.
 _SYNCHRONISING = ("allgather", "allreduce", "alltoall", "barrier")
 
 

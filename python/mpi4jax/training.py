@@ -221,7 +221,7 @@ def _scan(tick: Callable[..., Any], carry: Any, ticks: int) -> Any:
     """Run a `lax.scan` whose first carry varies over the same axes as the later ones."""
     step = jnp.arange(ticks)
     leaves, tree = jax.tree.flatten(carry)
-    for _ in range(2):  # what the first tick makes of the first carry may vary over more axes yet
+    for _ in range(2):  # the result of the first step may vary over more axes than the first carry
         types = jax.make_jaxpr(tick)(jax.tree.unflatten(tree, leaves), step[0]).out_avals
         leaves = [vary_over(x, varying_axes(to)) for x, to in zip(leaves, types, strict=False)]
     carry = jax.tree.unflatten(tree, leaves)
@@ -319,7 +319,7 @@ def one_forward_one_backward(
         y, pull = jax.vjp(layer, params, at(kept, back % kept_inputs))
         value, of_loss = jax.value_and_grad(loss)(y, at(targets, back % number))
         of_params, of_x = pull(_where(stage == stages - 1, of_loss, cotangent))
-        counts = (back >= 0) & (back < number)  # the pipeline fills and drains
+        counts = (back >= 0) & (back < number)  # the pipeline is being filled or drained
         total = total + jnp.where(counts & (stage == stages - 1), value, 0)
         add = lambda sum_, new: sum_ + jnp.where(counts, new, 0)  # noqa: E731
         gradient = jax.tree.map(add, gradient, of_params)

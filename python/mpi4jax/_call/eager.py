@@ -33,14 +33,15 @@ from .._op.primitive import OPERANDS
 # Arguments of these types are arrays; others may be pytrees.
 _ARRAYS = {compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32, np.float64}
 
-# Whether a file is the user's; and the numbers of lines for the native module.
+# Whether a file belongs to the user; and the numbers under which the native module knows source
+# lines.
 _is_the_users: dict[str, bool] = {}
 _lines: dict[tuple[str, int], int] = {}
 
 
 def _number_of_caller() -> int:
     """Return the number of the calling user's line for the native module, or 0."""
-    frame: Any = sys._getframe(5)  # the frames below are of this package
+    frame: Any = sys._getframe(5)  # the frames below belong to this package
     while frame is not None:
         file = frame.f_code.co_filename
         is_the_users = _is_the_users.get(file)
@@ -137,7 +138,7 @@ _of_arguments_with_token = functools.partial(_of_arguments, with_token=True)
 
 # ---- Programs
 
-PROGRAMS: dict[Any, Callable[..., Any]] = {}  # that read such an operand
+PROGRAMS: dict[Any, Callable[..., Any]] = {}  # compiled functions that read such an operand
 _NOTHING = np.full(8, -1, np.int32)
 
 
@@ -180,11 +181,12 @@ def program_of(
     """
     fields = {**op.__dict__}
     operand = operand_of(op, fields)
-    if not compat.caches_are_kept():  # `jax.clear_caches` has been called
+    if not compat.caches_are_kept():  # `jax.clear_caches` was called
         PROGRAMS.clear()
         _calls.clear()
         compat.keep_caches()
-    # Tuples of objects without a hash of their own in Python: this costs every call.
+    # The key is a flat tuple of objects whose hashes are computed in C, because every call pays for
+    # hashing it.
     key = (make, op.__class__, how, *fields.values(), *map(_type, args), *map(_type, after))
     program = PROGRAMS.get(key)
     if program is None:
@@ -192,7 +194,7 @@ def program_of(
         program = make(op.__class__(**fields), how._replace(operand="call", eager=True))
         with jax.transfer_guard("allow"):
             nothing = jax.device_put(_NOTHING)
-        with jax.debug_nans(False), jax.debug_infs(False):  # its result has not been written
+        with jax.debug_nans(False), jax.debug_infs(False):  # its result is uninitialized memory
             program(*args, nothing, *after)
         PROGRAMS[key] = program
     return program, operand
@@ -216,7 +218,8 @@ def run_without_operand(make: Make, op: Operation, how: How, args: Sequence[Any]
 
 # ---- Calls
 
-# The compiled functions and operands of earlier calls on arrays, by all that a call may change.
+# The compiled functions and operands of earlier calls on arrays. The key has everything that may
+# differ between calls.
 _calls: dict[Any, tuple[Callable[..., Any], jax.Array]] = {}
 _MOST_CALLS = 4096
 _ONLY_ARRAYS = {compat.ArrayImpl}
@@ -231,12 +234,13 @@ def run(call: Call, with_token: bool = False) -> Any:
     started_here()
     op, arrays, counts, how = call
     args, key = (*arrays, *counts), None
-    caller = sys._getframe(2).f_back  # of the operation's function
+    caller = sys._getframe(2).f_back  # the caller of the operation's function
     if caller is not None and _ONLY_ARRAYS.issuperset(map(type, args)):
-        # Not the communicator, which the key would keep alive.
+        # The key has the number of the communicator instead of the communicator, which it would
+        # keep alive.
         comm, *fields = op.__dict__.values()
         place = caller.f_code.co_filename, caller.f_lineno
-        # The plain way needs no hash.
+        # The default, PLAIN, is replaced by True, which is cheaper to hash.
         called = place, with_token, boundary(), how is PLAIN or how, op.__class__, comm.number
         key = (*called, *fields, *map(_aval, args))
         known = _calls.get(key)
@@ -258,11 +262,12 @@ def _run_other(call: Call, with_token: bool, key: Any) -> Any:
     leaves: Sequence[Any] = arrays
     structure = None
     if not _ARRAYS.issuperset(map(type, arrays)):
-        # The structures of pytrees may not be comparable: none is a part of a key.
+        # The structures of pytrees may not be comparable, so they are not part of a key.
         trees = [jax.tree.flatten(tree) for tree in arrays]
         leaves = [leaf for each, _ in trees for leaf in each]
         if jax.ShapeDtypeStruct in map(type, leaves):
-            # A compiled function takes no ShapeDtypeStruct: it gets zeros, which are not read.
+            # A compiled function does not take a ShapeDtypeStruct, so it gets zeros, which are not
+            # read.
             messages = pack_arguments(op, arrays)
             trees = [jax.tree.flatten(each.tree_type.from_leaves(each.leaves)) for each in messages]
         for _, each in trees:
@@ -306,7 +311,8 @@ def _is_remembered(op: Operation, file: str) -> bool:
     if (
         op.unmade() is not None
         or (isinstance(op, Receiving) and op.status is not None)
-        or (isinstance(op, Reducing) and op.reduction.user)  # dies with its mpi4py object
+        # The reduction is freed with its mpi4py object.
+        or (isinstance(op, Reducing) and op.reduction.user)
         or not _is_the_users.get(file)
     ):
         return False
@@ -359,7 +365,8 @@ def implementation(primitive: Primitive) -> Callable[..., Any]:
             raise
 
     def run_once(*args: Any, op: Operation, how: How) -> Any:
-        if jax.config.jax_disable_jit:  # then the program below would come here again
+        # Otherwise the compiled function below would be called recursively.
+        if jax.config.jax_disable_jit:
             return compat.eval_primitive(primitive)(*args, op=op, how=how)
         if not (is_of_request or _reads_operands()):
             return run_without_operand(make, op, how, args)

@@ -17,7 +17,8 @@ from .._op.operation import Operation, op_of
 from .._op.primitive import split
 
 Source = tuple[Any, str, str]  # a communicator, an operation on it, and its line
-Sources = frozenset[Source]  # of a value that is this rank's own share
+# The operations that a value depends on, if it is this rank's own share.
+Sources = frozenset[Source]
 _NONE: Sources = frozenset()
 
 
@@ -78,14 +79,14 @@ def _sources_through(eqn: Any, ins: list[Sources], found: Any) -> list[Sources]:
     if not inside:
         return [frozenset().union(*ins)] * len(eqn.outvars)
     holds = HOLDS.get(eqn.primitive)
-    if holds is None:  # its operands go elsewhere
+    if holds is None:  # it is not known which arguments its operands become
         for inner in inside:
             _sources_of_results(inner, [_NONE] * len(inner.invars), found)
         return nothing
     inside = [opened(inner) for inner in holds.functions(eqn.params)]
     constants, carry = holds.loop(eqn.params) if holds.loop else (0, 0)
     first = len(ins) - len(inside[0].invars) + constants
-    while True:  # once, unless something new is carried on
+    while True:  # a loop is repeated until its carry has no new sources
         outs = nothing
         for inner in inside:
             given = ins[len(ins) - len(inner.invars) :]

@@ -90,7 +90,7 @@ def note(x: Any, block: Block) -> None:
     if not isinstance(x, Var):
         compare([(x, block)])
     else:
-        if len(_noted) > 1024:  # of functions that were traced and not compiled
+        if len(_noted) > 1024:  # arguments of functions that were traced and not compiled
             _noted.clear()
         _noted.setdefault(id(x), (x, []))[1].append(block)
 
@@ -130,7 +130,7 @@ def look(called: Sequence[Block] = ()) -> None:
     until, new = time.monotonic() + _PATIENCE, {block.key for block in called}
     while _expected:
         for block in list(_expected.values()):
-            if block.comm == MPI.COMM_NULL:  # freed with the communicator of its mesh
+            if block.comm == MPI.COMM_NULL:  # it is freed with the communicator of its mesh
                 _expected.clear()
                 return
             while message := block.comm.improbe():

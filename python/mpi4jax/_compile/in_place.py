@@ -49,7 +49,8 @@ class _Pass:
         kept.update(id(v) for v, free in zip(jaxpr.invars, ours, strict=True) if not free)
 
         def dead(v: Any) -> bool:
-            # Used once only: XLA does not see that an earlier use ends before this one.
+            # The operand must be used only once, because XLA does not know that an earlier use ends
+            # before this one.
             return not isinstance(v, Literal) and id(v) not in kept and uses[id(v)] == 1
 
         return jaxpr.replace(eqns=[self.eqn(e, [dead(v) for v in e.invars]) for e in jaxpr.eqns])
@@ -73,6 +74,7 @@ class _Pass:
             is_closed = isinstance(function, ClosedJaxpr)
             return self.closed(function, ours) if is_closed else self.open(function, ours)
 
-        # Only the inner function under this key: XLA copies operands of branches.
+        # Only the inner function under this key is searched, because XLA copies operands of
+        # branches.
         new = with_functions({holds.key: p[holds.key]}, marked)
         return eqn.replace(params={**p, **new})

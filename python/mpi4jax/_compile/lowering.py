@@ -48,7 +48,7 @@ _OPERANDS: dict[str | None, str] = {"traced": "peers", "recorded": "peers", "cal
 # Placeholder for a value that is in an operand: `Envelope::TRACED` in `src/call/envelope.rs`.
 _TRACED = np.iinfo(np.int32).min
 
-Operand = tuple[Any, Any]  # a value of the compiler's, and its aval
+Operand = tuple[Any, Any]  # an MLIR value, and its aval
 Operands = list[Operand]
 Avals = list[Any]
 
@@ -226,7 +226,7 @@ class Lowering:
         if "parts" not in attrs:
             attrs |= self.parts(op, [*(aval for _, aval in operands), *out])
         if in_place is None:
-            # A packed message is ours.
+            # A packed message is a temporary array, which may be overwritten.
             is_packed = sum(self.op.arity(self.how)) > 1
             is_ours = self.how.in_place or (is_packed and self.op.overwrites())
             in_place = is_ours and op == self.op.name
@@ -246,7 +246,7 @@ class Lowering:
         where NCCL does not reduce arrays of its :func:`carrier`."""
         reduces = self.reduces(op)
         carried = carrier(aval, reduces)
-        # What scan leaves to the host is reduced there in its own type.
+        # A scan that the host reduces is reduced in the operand's own type.
         reduction = self.reduction if reduces else None
         if reduction is None or op in ("scan", "exscan"):
             return carried, None
@@ -362,7 +362,7 @@ class Lowering:
             "op": op,
             "comm": self.op.comm.key,
             "operand": _OPERANDS.get(how.operand),
-            # The adjoint of a reduce calls bcast, which has none.
+            # The adjoint of a reduce calls bcast, which has no reduction.
             "reduction": (self.reduction.name if self.reduction is not MEAN else "SUM")
             if row.has_reduction and self.reduction is not None
             else None,
@@ -435,7 +435,7 @@ _NARROW = {"int2", "uint2", "int4", "uint4", "float4_e2m1fn"}  # less than a byt
 
 def mean_of_sum(y: Any, size: int) -> Any:
     """Return the mean over ``size`` ranks, given their sum."""
-    # A small float may not hold the number of ranks.
+    # A narrow float type may not be able to represent the number of ranks.
     dividend = y.astype(np.float32) if y.dtype.itemsize < 4 else y
     return (dividend / size).astype(y.dtype)
 
@@ -443,8 +443,8 @@ def mean_of_sum(y: Any, size: int) -> Any:
 def register(primitive: Primitive, rule: Callable[..., Any]) -> None:
     """Register a lowering rule, which is told first whether arrays are on a GPU."""
     for platform, on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True), ("rocm", True)):
-        # Not cached: equal ops on different lines are one lowering to JAX, and it would name one
-        # line.
+        # The lowering is not cached: JAX would use one lowering for equal operations on different
+        # lines, and reports would name only one of the lines.
         rule_there = functools.partial(rule, on_gpu)
         mlir.register_lowering(primitive, rule_there, platform=platform, cacheable=False)
 

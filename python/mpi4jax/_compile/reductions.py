@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import _native
 
-# The most bytes that the blocks of all ranks take where a prefix reduction gathers them.
+# A prefix reduction gathers the blocks of all ranks only if they take no more bytes than this.
 GATHERED_BYTES = 1 << 20
 
 _INTEGERS: dict[int, Any] = {2: np.int16, 4: np.int32, 8: np.int64}
@@ -56,10 +56,10 @@ def converted(reduction: str, dtype: Any, ranks: int) -> Converted | None:
         return _by_keys(reduction, dtype)
     if reduction in ("SUM", "PROD", "MAX", "MIN") and is_integer and dtype.itemsize == 2:
         wide = np.dtype(np.int32 if dtype.kind == "i" else np.uint32)
-        # Sums and products modulo 2**32 are right modulo 2**16.
+        # Sums and products modulo 2**32 are also correct modulo 2**16.
         return Converted(wide, reduction, lambda x: x.astype(wide), back)
     if reduction[0] == "L" and ranks == 1:
-        return None  # MPI leaves the operand as it is
+        return None  # MPI leaves the operand unchanged
     if reduction in ("LAND", "LOR") and is_integer:
         extremum = "MIN" if reduction == "LAND" else "MAX"
         return Converted(np.dtype(np.uint8), extremum, lambda x: (x != 0).astype(np.uint8), back)
@@ -119,7 +119,8 @@ def can_gather(reduction: str, dtype: Any, elements: int, ranks: int) -> bool:
 def folded(reduction: str, blocks: Any, rank: int, *, is_exclusive: bool, reverse: bool) -> Any:
     """Return the prefix reduction on a rank of the blocks of all ranks, along the first axis."""
     blocks = blocks[rank + is_exclusive :] if reverse else blocks[: rank + 1 - is_exclusive]
-    # An exclusive one gives zeros where there is nothing to reduce. Not `jnp.sum`, which adds zero.
+    # An exclusive reduction of no elements gives zeros. `jnp.sum` is not used, because it adds
+    # zero.
     if not blocks.shape[0]:
         return jnp.zeros(blocks.shape[1:], blocks.dtype)
     keys = converted(reduction, blocks.dtype, 2) if reduction in ("MAX", "MIN") else None

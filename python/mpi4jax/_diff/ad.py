@@ -54,8 +54,8 @@ ad.deflinear2(entry_p, lambda c, token: [c])
 
 # ---- What follows a branch or a `jax.checkpoint`: the identity, with the effect
 #
-# Of equations with functions inside, partial evaluation keeps loops and jitted functions for their
-# effect. The others it keeps if something needs their results: here, their tokens.
+# Partial evaluation keeps loops and jitted functions because of their effect. It keeps other
+# equations with inner functions only if their results are needed; here, these are their tokens.
 
 exit_p = Primitive("mpi4jax_exit")
 exit_p.def_effectful_abstract_eval(lambda token: (token, {effect}))
@@ -89,8 +89,8 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
         def step(eqn: Any, ins: list[Any]) -> Sequence[Any]:
             nonlocal token
             communicates = effect in eqn.effects and eqn_needs_token(eqn)
-            # A loop that is differentiated in reverse has no transpose, so it is no part of what
-            # others depend on: `_rewrite` gives it a token where it is differentiated.
+            # A loop that is differentiated in reverse mode has no transpose, so other equations
+            # must not depend on it: `_rewrite` gives it a token where it is differentiated.
             communicates = communicates and eqn.primitive is not primitives.while_p
             rule = _rule_of(eqn.primitive, eqn.params) if communicates else None
             if rule is not None:
@@ -123,7 +123,8 @@ def _rule_op(primitive: Primitive) -> Callable[..., Threaded]:
 
 
 # Cache from a function to its threaded versions, which keep no reference to the original: one that
-# is transposed, whose loops may be left alone, and one that is not. JAX caches derivatives of each.
+# is transposed, whose loops may be left alone, and one that is not transposed. JAX caches the
+# derivatives of each.
 _threaded: weakref.WeakKeyDictionary[Any, dict[bool, Callable[..., Any]]]
 _threaded = weakref.WeakKeyDictionary()
 
@@ -223,7 +224,7 @@ def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
     params = {**params, "jaxpr": jaxpr.jaxpr, "prevent_cse": prevent_cse}
     try:
         token, *out = compat.remat_p.bind(*consts, token, *args, **params)
-    except AssertionError as error:  # JAX's, without words
+    except AssertionError as error:  # raised by JAX, without a message
         raise NotImplementedError(
             "mpi4jax: JAX cannot linearize this jax.checkpoint, because it contains operations, "
             "probably in a while_loop; use jax.jvp, remove the checkpoint, or write the loop as a "
@@ -240,7 +241,8 @@ def _rule_linear_solve(params: dict[str, Any], token: Any, args: Sequence[Any]) 
 
 def _rule_root(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
     """`jax.lax.custom_root`, a high-level primitive from JAX 0.12 on, and its linear map."""
-    # As for a linear solve, with the derivative of the function at the root by its constants.
+    # As for a linear solve, with the derivative of the function at the root with respect to its
+    # constants.
     root = params["_prim"]
     function_consts = jax.tree.unflatten(root.in_tree, args)[2]
     if not any(map(has_derivative, jax.tree.leaves(function_consts))):
@@ -255,7 +257,7 @@ def _rule_shard_map(params: dict[str, Any], token: Any, args: Sequence[Any]) -> 
     return token, compat.bind_with(compat.shard_map_p, params, depend_on(token, args))
 
 
-# Of what does not communicate by itself.
+# The rules of primitives that do not communicate by themselves.
 RULES: dict[Primitive, Callable[..., Threaded]] = {
     exit_p: _rule_exit,
     primitives.jit_p: _rule_jit,
@@ -326,7 +328,7 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
         raise _no_rule(primitive.name, params)
     is_loop = primitive is primitives.while_p
     if is_loop and traces.is_transposed() and not any(traces.are_perturbed(trace, args)):
-        return None  # on a rank where it is perturbed, JAX refuses to transpose it
+        return None  # on a rank where the argument is perturbed, JAX refuses to transpose it
     own = _own_token(primitive, params, args)
     if own is not None and perturbed(trace, own):
         return None

@@ -119,7 +119,7 @@ def _results(
     if any(which):
         is_needed = _differentiates_ops(trace, args, rules[0])
     elif traces.stages_functions(trace):
-        # No trial: JAX stages the function once, and again only if it communicates.
+        # No trial is needed: JAX stages the function once, and again only if it communicates.
         results = traces.bind_unless(needs_token, bind, args)
         if results is not None:
             return results
@@ -166,7 +166,7 @@ class _CommunicatingPass:
         return getattr(self._fun, name)
 
     def call_wrapped(self, *args: Any) -> Any:
-        # With symbolic zeros, it may omit operations that other ranks wait for.
+        # With symbolic zeros, the rule may omit operations that other ranks wait for.
         return self._fun.call_wrapped(
             *(ad.instantiate_zeros(ad.Zero(x.aval)) if type(x) is SymbolicZero else x for x in args)
         )
@@ -179,8 +179,9 @@ def _bind_backward(
 
     It has the effect of its backward pass, so that it is kept also where no cotangent needs it.
     """
-    # Here, not in the abstract evaluation, because the rule may need concrete residuals. Not of the
-    # rules that a rule calls: each would be called twice as often as the one around it.
+    # The check is here and not in the abstract evaluation, because the rule may need concrete
+    # residuals. Rules that a rule calls are not checked, because each level would double the number
+    # of calls.
     is_settled = isinstance(bwd, _CommunicatingPass) or _trial.is_running
     if not is_settled and communicates(bwd, [*args[:num_res], *out_avals]):
         bwd = _CommunicatingPass(bwd)

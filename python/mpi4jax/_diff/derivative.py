@@ -23,7 +23,7 @@ from .._op.primitive import bind, has_derivative, split
 from .reductions import derivative_of_reduction
 
 
-@compat.allows_transfers  # of its own constants
+@compat.allows_transfers  # JAX transfers constants of the derivative to the device
 def jvp(primals: Any, tangents: Any, *, op: Operation, how: How) -> tuple[list[Any], list[Any]]:
     """Return the forward derivative: an operation on the values, then one on the tangents."""
     arrays, numbers, token = split(op, how, primals)
@@ -49,7 +49,7 @@ def jvp(primals: Any, tangents: Any, *, op: Operation, how: How) -> tuple[list[A
     else:
         results = bind(op, how, *arrays, *numbers, *token)
     if op.row.is_ragged:
-        # With the rows received from each rank, so that no counts are exchanged.
+        # The number of rows received from each rank is passed, so that no counts are exchanged.
         numbers = [jnp.concatenate([*numbers, results[n]])] if how.env_out else numbers
     elif numbers:
         numbers = [_peers_of_derivative(*numbers)]
@@ -76,7 +76,7 @@ def transpose(cotangents: Sequence[Any], *args: Any, op: Operation, how: How) ->
     cs = cotangents[: op.count_results(how)]
     token_ct = compare_cotangents(op, cs, token_ct)
 
-    n = op.arity(how)[0] if op.sends else 0  # of what was sent; templates follow
+    n = op.arity(how)[0] if op.sends else 0  # number of arrays that were sent; templates follow
     other, q = adjoint_of(op, how)
     if isinstance(op, Message):
         operands = [*cs, *zeros(arrays[:n])]
@@ -136,7 +136,7 @@ def _of_templates(op: Message, peers: list[Any], cs: Sequence[Any], xs: Sequence
     if source == MPI.PROC_NULL:
         return list(cs)
     if source is not None or not peers:
-        # Zeros that JAX has nothing to add to.
+        # The cotangents are symbolic zeros, so that JAX adds nothing to them.
         return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in xs]
     is_result = peers[0][0] == MPI.PROC_NULL + OFFSET
     return [jnp.where(is_result, c, zero) for c, zero in zip(cs, zeros(xs), strict=True)]

@@ -20,9 +20,10 @@ from .._op.operation import How, Operation, Reducing, WithParts, made
 from .._op.primitive import bind, result_avals, sum_over_ranks
 from .._op.rows import side_by_side
 
-# Its operand. What XLA fuses into two kernels it computes twice, and the compiler may round it
-# differently in each, where a multiplication and an addition become one instruction. Then a value
-# differs from itself, as an operation has got it. The result of a call is never computed again.
+# The identity, applied to the operand of a reduction. XLA may fuse the computation of a value into
+# two kernels, and round it differently in each, if a multiplication and an addition become one
+# instruction. A value would then differ from the value that was sent. XLA never computes the result
+# of a call twice.
 as_sent_p = Primitive("mpi4jax_as_sent")
 as_sent_p.def_impl(lambda x: x)
 as_sent_p.def_abstract_eval(lambda x: x)
@@ -73,8 +74,8 @@ class ReductionTangent:
         return y
 
     def _gather(self, v: Any, token: list[Any]) -> Any:
-        # Of an allgather, whose result is one global value, the transpose would be local; what is
-        # made of these differs between ranks.
+        # The result of an allgather would be one global value, with a local transpose. Each rank
+        # computes a different value from these copies, so an alltoall is used.
         copies = jnp.broadcast_to(v, (self.comm.size, *v.shape))
         return self._bind(made("alltoall", self.comm), copies, token)
 

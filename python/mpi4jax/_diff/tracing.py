@@ -74,7 +74,7 @@ def depend_on(token: Any, args: Sequence[Any], only_first: bool = False) -> list
         return lax.select_n(np.bool_(True), other, x)
 
     which = [i for i, x in enumerate(args) if has_derivative(x)][: 1 if only_first else None]
-    with jax.transfer_guard("allow"):  # of the constants here
+    with jax.transfer_guard("allow"):  # constants are transferred to the device here
         return [dependent(x) if i in which else x for i, x in enumerate(args)]
 
 

@@ -23,7 +23,7 @@ from ..ops.allreduce import allreduce
 from ..ops.bcast import bcast
 
 _SHOWN = 3  # leaves that an error names
-_FORM = 200  # characters of what an error says of a tree
+_FORM = 200  # maximum number of characters of a tree in an error
 _NOWHERE = np.iinfo(np.int32).max
 _SEEDS = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F  # odd; the primes of xxHash
 
@@ -155,7 +155,7 @@ def _by_rank(found: Sequence[str]) -> str:
 def _compare_values(op: str, leaves: Sequence[_Leaf], comm: MPI.Intracomm | None) -> None:
     mine = [leaf.bits for leaf in leaves]
     root = bcast(mine, 0, comm=comm)
-    # Of each leaf, the first element where any rank differs from rank 0.
+    # For each leaf, the first element in which any rank differs from rank 0.
     first = [_first_difference(a, b) for a, b in zip(mine, root, strict=True)]
     first = allreduce(first, MPI.MIN, comm=comm)
     there = [jnp.take(bits, i, axis=0, mode="clip") for bits, i in zip(mine, first, strict=True)]

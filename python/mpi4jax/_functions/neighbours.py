@@ -41,8 +41,8 @@ class _Edges:
             )
         self.comm: Comm = as_comm(op, comm)
         self.ins, self.outs = (list(side) for side in _KINDS[kind](comm).inoutedges)
-        # Of several edges between two ranks, the first one is the first at the other end, too. But
-        # on a grid, what goes down comes from above.
+        # If two ranks have several edges, both ends list them in the same order. On a grid,
+        # however, a message that one rank sends down is received from above.
         there = (lambda k: k ^ 1) if kind == MPI.CART else (lambda k: k)
         self.sent = sorted(self._real(self.outs), key=lambda k: (self.outs[k], there(k)))
         came = sorted(self._real(self.ins), key=lambda k: self.ins[k])

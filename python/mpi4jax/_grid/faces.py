@@ -26,7 +26,7 @@ from .._op.operation import OfBlocks, made
 from .._op.packing import TreeType, exchanged_axes, pack_arguments
 from .._requests.request import CompositeKind, CompositeRequest, Request
 
-# The cells along an axis: the first, the one after the last.
+# The cells along an axis: the first one, and the one after the last.
 Cells = tuple[int, int]
 
 # The number of a leaf, and the cells along each of its axes.

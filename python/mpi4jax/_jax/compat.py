@@ -45,7 +45,7 @@ def _primitive_of(f: Callable[..., Any]) -> Primitive:
         return jax.make_jaxpr(f)(0.0).eqns[-1].primitive
 
 
-# Public in newer versions, where a flag may change what `jax.checkpoint` makes.
+# It is public in newer versions, in which a flag may select the primitive of `jax.checkpoint`.
 remat_p = getattr(primitives, "remat_p", None) or _primitive_of(jax.checkpoint(lambda x: x + 1))
 
 (abstract_token,) = jax.make_jaxpr(jax.lax.create_token)().out_avals
@@ -54,12 +54,12 @@ trace_state_clean = core.trace_ctx.is_top_level
 Effect = effects.Effect
 keep_caches = jax.jit(lambda: 0)
 caches_are_kept = keep_caches._cache_size  # 0 until `keep_caches`, and after `jax.clear_caches`
-# The newest that the tests run with.
+# The newest version that the tests run with.
 TESTED = (0, 12)
 newer_than_tested = jax.version.__version_info__[:2] > TESTED
 
-# Frames of this package are not the user's: error messages, `user_place` and the tracebacks that
-# JAX filters skip them.
+# Frames of this package do not belong to the user: error messages, `user_place` and the tracebacks
+# that JAX filters skip them.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 register_exclusion(_PACKAGE)
 traceback_util.register_exclusion(_PACKAGE)

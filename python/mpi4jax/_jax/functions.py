@@ -31,7 +31,7 @@ def _while_counts(params: dict[str, Any]) -> tuple[int, int]:
     return constants, len(params["body_jaxpr"].in_avals) - constants
 
 
-# The condition of a while_loop leaves what it is given to the body.
+# The condition of a while_loop passes its arguments on to the body unchanged.
 HOLDS: dict[Primitive, Holds] = {
     primitives.jit_p: Holds("jaxpr", is_call=True),
     primitives.closed_call_p: Holds("call_jaxpr", is_call=True),

@@ -152,7 +152,7 @@ def _remembering_inputs(original: Any) -> Callable[..., Any]:
         original(self, trace, primal, tangent)
         if not hasattr(trace, "mpi4jax_inputs"):
             trace.mpi4jax_inputs = []
-            # This is while the equation is processed that makes the trace. Up to JAX 0.7,
+            # This runs while JAX processes the equation that makes the trace. Up to JAX 0.7,
             # `jax.linearize` counts as reverse mode.
             is_reverse = _processing.is_transposed or isinstance(trace, _ad.LinearizeTrace)
             trace.mpi4jax_is_transposed = getattr(trace, "is_vjp", is_reverse)

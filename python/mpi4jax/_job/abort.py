@@ -64,7 +64,7 @@ def _abort_after(seconds: float, code: int, is_interrupt: bool = False) -> None:
 
     if native := sys.modules.get("mpi4jax._native"):
         (native.abort_after_interrupt if is_interrupt else native.abort_after)(seconds, code)
-    else:  # the import has failed before that
+    else:  # the import failed before it was installed
         threading.Thread(target=end, daemon=True).start()
 
 
@@ -93,7 +93,8 @@ def _say_exception(where: str, exception: Any) -> None:
     words = f"an uncaught exception {where} aborts the job {_OPT_OUT}"
     if exception is not None:
         words += "\n" + "".join(traceback.format_exception(*exception)).rstrip()
-    # If settings differ, ranks call different functions of MPI, whose errors do not mention it.
+    # If settings differ, ranks call different functions of MPI, and MPI's errors do not mention the
+    # settings.
     native = sys.modules.get("mpi4jax._native")
     if native and (difference := native.watch_difference()):
         words += f"\n{difference}"
@@ -135,7 +136,7 @@ def _on_exception(
 
 def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
     if issubclass(args.exc_type, SystemExit):
-        return  # ends only the thread, as in Python (which has no subclasses here)
+        return  # it ends only the thread, as in Python (but Python does not accept subclasses here)
     ends_job = args.thread is not None and not args.thread.daemon and not _interactive()
     own = ends_job and _previous_thread_hook is threading.__excepthook__
     if not own:
@@ -149,8 +150,8 @@ def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
 
 # ---- sys.exit
 #
-# No hook is called for it, and it may be caught. Nothing catches it if no Python frame is left by
-# the time that it is deleted.
+# Python calls no hook for `sys.exit`, and the exception may be caught. If no Python frame is left
+# when the exception is deleted, nothing has caught it.
 
 
 class _Exit(SystemExit):
@@ -179,7 +180,7 @@ def _at_exit() -> None:
     if _exit_code and not _interactive():
         say(f"exit with status {_exit_code} on this rank aborts the job {_OPT_OUT}")
         _flush()
-        # Ranks that end by themselves at the same time lose nothing of what they print.
+        # Ranks that exit by themselves at the same time get to print everything.
         _abort_after(_EXIT_GRACE, _exit_code & 0xFF or 1)
 
 
@@ -233,7 +234,7 @@ def complete() -> None:
     """Do what :func:`install` cannot do yet. Called after the package has been imported."""
     if not _installed:
         return
-    # At exit, before handlers that wait for other ranks.
+    # This runs at exit, before handlers that wait for other ranks.
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
     if not _interactive():

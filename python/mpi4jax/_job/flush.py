@@ -20,7 +20,7 @@ from .._jax import compat
 
 @jax.jit
 def _nothing(x: jax.Array) -> jax.Array:
-    # A copy needs no kernel, and JAX would not run a function that returns its argument.
+    # A copy needs no kernel. JAX would not run a function that returns its argument.
     return jax.lax.optimization_barrier(x)
 
 
@@ -86,7 +86,8 @@ def _wait() -> None:
     while _ended:
         arrays.append(_ended.pop())
     for x in arrays:
-        with contextlib.suppress(Exception):  # of a program that failed: raised where it is read
+        # The error of a failed program is raised where its result is used.
+        with contextlib.suppress(Exception):
             x.block_until_ready()
     _native.wait()
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from .. import _native
 from .._setup.gpus import LOCAL_RANKS
 
-# Programs whose children are ranks. Between them and a rank there may be shells. A rank whose
-# parent was one of them ends with it.
+# Launchers, whose child processes are ranks. There may be shells between a launcher and a rank. A
+# rank whose parent was a launcher exits when the launcher does.
 LAUNCHERS = (
     "hydra_pmi_proxy", "slurmstepd", "prterun", "prted", "orted", "mpirun", "mpiexec",
     "mpiexec.hydra", "mpiexec.gforker",
 )  # fmt: skip
-# Options of Hydra's proxies by which they find the mpiexec of their job, and which of its jobs.
+# Options of Hydra's proxies that name the mpiexec of their job, and the job's number.
 _HYDRA = ("--control-port", "--upstream-host", "--upstream-port", "--pgid")
 
 
@@ -56,7 +56,7 @@ def _digest(*words: str) -> str:
 def _boot() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text()
-    return _native.process_space()  # of macOS, which has no others
+    return _native.process_space()  # macOS has no other one
 
 
 def _space() -> str:
@@ -66,7 +66,7 @@ def _space() -> str:
     return _native.process_space()
 
 
-# How many ranks there are on this host, and in all, in words of Open MPI's and of Hydra's.
+# The number of ranks on this host, and in all, in variables of Open MPI and Hydra.
 _SIZES = (
     ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
     ("MPI_LOCALNRANKS", "PMI_SIZE"),
@@ -94,7 +94,7 @@ def _launched() -> str:
     slurm = "-".join(filter(None, (env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID"))))
     pid, name = next(((p, n) for p, n in _ancestors() if n in LAUNCHERS), (0, ""))
     if name == "hydra_pmi_proxy":
-        # It may have started several jobs in one Slurm allocation.
+        # The server may have started several jobs in one Slurm allocation.
         with contextlib.suppress(OSError):
             if options := _options(pid):
                 return "-".join(filter(None, ("hydra", slurm, options)))
@@ -108,7 +108,8 @@ def job(size: int) -> str:
     """A name that the processes of this job share; it has ``size`` ranks."""
     name, launcher = _launched(), next((p for p, n in _ancestors() if n in LAUNCHERS), 0)
     if size == 1 or not (name or launcher):
-        # One shell, or an unknown launcher, may start many jobs: this rank has a name of its own.
+        # One shell, or an unknown launcher, may start many jobs, so this rank gets a job name of
+        # its own.
         name = f"{name or os.uname().nodename}-{os.getpid()}-{_space()}"
     elif not name:
         name = f"{os.uname().nodename}-{launcher}-{_start(launcher)}-{_space()}"
@@ -116,7 +117,7 @@ def job(size: int) -> str:
     return plain if len(plain) <= 100 else hashlib.sha256(plain.encode()).hexdigest()[:32]
 
 
-# Launchers' variables for the number of processes and the rank of this one.
+# Launchers' variables for the number of processes and the rank of this process.
 _LAUNCHED = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("PMIX_SIZE", "PMIX_RANK"),
@@ -161,7 +162,7 @@ def is_of_srun() -> bool:
 def missing_ranks(size: int) -> str:
     """What is to be said where a launcher has started more ranks than MPI has, or ``""``."""
     told, name = told_ranks()
-    # Only the process with number 0 reports it.
+    # Only the process with number 0 reports the problem.
     if told <= size or any(_number(own) > 0 for _, own in _LAUNCHED):
         return ""
     has = f"{size} ranks" if size > 1 else "1 rank"
@@ -174,7 +175,7 @@ def missing_ranks(size: int) -> str:
 
 def _launcher() -> int:
     """The process that has started the ranks of this host, or 0."""
-    # Where ranks are no descendants of it, its number is in the name that it has given the job.
+    # If ranks are not descendants of the launcher, its process number is in the name of the job.
     name, _, pid = os.environ.get("PMIX_NAMESPACE", "").partition("@")[0].rpartition("-")
     with contextlib.suppress(ValueError):
         process = _native.process(int(pid)) if name.startswith("prterun-") else None
@@ -195,7 +196,7 @@ def shares_board() -> bool:
 
 
 _SHARED_MEMORY = "/dev/shm"  # `place` in `src/board/mod.rs`
-# Tests give ranks of one host several.
+# In tests, it makes the ranks of one host appear to be on several hosts.
 _HOST = "MPI4JAX_TEST_HOST"
 
 

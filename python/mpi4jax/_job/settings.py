@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 FALSE, TRUE = ("0", "false", "off", "no"), ("1", "true", "on", "yes")
 
-# What a value must be, for one that it may not be; else None.
+# Returns what is expected if a value is invalid, and None otherwise.
 Rule = Callable[[str], str | None]
 
 
@@ -78,7 +78,7 @@ RULES: dict[str, Rule] = {
     "MPI4JAX_USE_HIP_MPI": _anything,
     "MPI4JAX_WAIT": _anything,
 }
-# Of the build, of this repository's tests, and of other versions of mpi4jax.
+# Variables of the build, of this repository's tests, and of other versions of mpi4jax.
 _OTHERS = (
     "MPI4JAX_BUILD_HEADERS", "MPI4JAX_BUILD_MPI", "MPI4JAX_TEST_",
     "MPI4JAX_NO_WARN_JAX_VERSION", "MPI4JAX_USE_SYCL_MPI",

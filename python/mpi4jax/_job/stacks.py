@@ -26,5 +26,5 @@ def start() -> None:
     """Answer from now on."""
     # If no thread can be started, reports lack Python's position; everything else works.
     with contextlib.suppress(RuntimeError):
-        # Not a thread of `threading`, whose threads programs wait for.
+        # It is not a thread of `threading`, because programs wait for such threads.
         _thread.start_new_thread(_answer, (threading.main_thread().ident or 0,))

@@ -95,7 +95,7 @@ def start() -> None:
     aborts = settings.check("MPI4JAX_ON_TIMEOUT").lower() != "continue"
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-    # None stands for a handler in C: MPICH has one, which ours calls.
+    # None means that the handler is written in C. MPICH installs one, and our handler calls it.
     free = signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None)
     given = {
         "rank": rank,

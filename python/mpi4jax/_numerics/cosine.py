@@ -22,7 +22,7 @@ def _second(x: jax.Array) -> jax.Array:
     n = x.shape[-1]
     ordered = jnp.concatenate([x[..., ::2], x[..., 1::2][..., ::-1]], -1)
     y = jnp.fft.rfft(ordered) * _turns(n, -1, x.dtype)[: n // 2 + 1]
-    # The other half is its mirror image, multiplied by i.
+    # The other half of the spectrum is the mirror image of this one, multiplied by i.
     return 2 * jnp.concatenate([y.real, -y.imag[..., 1 : n - n // 2][..., ::-1]], -1)
 
 
@@ -60,7 +60,7 @@ SINE: dict[int, Transform] = {
     2: lambda x: _second(_alternating(x))[..., ::-1],
     3: lambda x: _alternating(_third(x[..., ::-1])),
 }
-INVERSE = {1: 1, 2: 3, 3: 2}  # the type of the inverse, but for a factor
+INVERSE = {1: 1, 2: 3, 3: 2}  # the type of the inverse, except for a factor
 
 
 def period(n: int, type: int, sine: bool) -> int:

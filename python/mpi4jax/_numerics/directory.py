@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
-# A named pipe would block; of a regular file, the flag changes nothing.
+# Without the flag, opening a named pipe would block. It has no effect on a regular file.
 _READ = os.O_RDONLY | os.O_NONBLOCK | _SAFE
 
 

@@ -36,7 +36,7 @@ class Exchange:
     def __init__(self, batch: Shape, source: Layout, target: Layout, comm: MPI.Intracomm):
         rank, size = comm.Get_rank(), comm.Get_size()
         self._comm = comm
-        # Of blocks that several ranks have, each receives from one that is near it on the grid.
+        # If several ranks have a block, each rank receives from one that is near it on the grid.
         same_copies = (source.grid, source.free) == (target.grid, target.free)
         self.outgoing: Pieces | Windows
         if same_copies or (source.blocks, target.blocks) == (source.ranks, target.ranks):

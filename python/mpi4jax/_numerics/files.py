@@ -23,7 +23,8 @@ T = TypeVar("T")
 Window = tuple[slice, ...]
 _ONES = 2**64 - 1
 _SHOWN = 4  # ranks that an error names
-# Errors of one rank that the others raise as their own kind; of all others they raise OSError.
+# If one rank raises one of these errors, the other ranks raise the same type; for all other errors,
+# they raise OSError.
 _KINDS = {
     kind.__name__: kind
     for kind in (
@@ -308,7 +309,7 @@ def to_write(
     Args:
         check: a function that raises an error if other arguments are wrong.
     """
-    flush_before(op)  # operations that this thread has started may be on the same communicator
+    flush_before(op)  # pending operations of this thread may use the same communicator
     arrays, are_same = _agree(
         op,
         comm,

@@ -114,7 +114,7 @@ def scale_of(space: Space, b: Vector) -> jax.Array:
     mine = jnp.max(jnp.abs(b), initial=0)
     largest = allreduce(mine, op=MPI.MAX, comm=space.comm)
     exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
-    least = jnp.finfo(largest.dtype).minexp // 2  # its inverse is a number, too
+    least = jnp.finfo(largest.dtype).minexp // 2  # so that its inverse is finite
     return jnp.ldexp(jnp.ones_like(largest), jnp.maximum(exponent, least))
 
 
@@ -123,7 +123,8 @@ def reason_if(condition: Any, reason: Any, otherwise: Any) -> jax.Array:
 
 
 Measure = Callable[[Vector], tuple[Vector, jax.Array]]
-Correction = tuple[Vector, jax.Array, jax.Array]  # with a number of iterations and a reason or zero
+# A vector, the number of iterations, and a reason or zero.
+Correction = tuple[Vector, jax.Array, jax.Array]
 Method = Callable[[Vector, Limits], Correction]
 Solution = tuple[Vector, Vector, jax.Array, jax.Array, jax.Array]  # see `solved`
 
@@ -156,7 +157,8 @@ def solved(measure: Measure, method: Method, x: Vector, limits: Limits) -> Solut
         y = x + d
         s, new = measure(y)
         why = reason_if(jnp.isfinite(new), why, Reason.BREAKDOWN)
-        # The first step is taken even if the norm grew: some methods reduce it only at the end.
+        # The first step is accepted even if the norm grew, because some methods reduce it only at
+        # the end.
         taken = (new < square) | (jnp.isinf(last) & jnp.isfinite(new))
         x, r, new = (jnp.where(taken, a, b) for a, b in ((y, x), (s, r), (new, square)))
         return x, r, new, square, k + more, why
@@ -210,7 +212,7 @@ def bicgstab(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) 
 
     def go_on(state: Any) -> Any:
         *_, rho, omega, square, k = state
-        # A zero is a breakdown: there is no next direction.
+        # Zero means a breakdown: there is no next direction.
         is_small = square <= limits.square
         return (k < limits.most) & ~is_small & (rho != 0) & (omega != 0)
 
@@ -305,7 +307,7 @@ def minres(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) ->
         return x, v, after, z_after, w, above, *rotations, -s2 * eta, k + 1
 
     z, gamma = normed(r)
-    # The recurrence has the residual's norm in the inner product of M, so the limit is scaled.
+    # The recurrence computes the residual's norm in the inner product of M, so the limit is scaled.
     ratio = quotient(gamma**2, space.square(r))
     small = limits.square * ratio
     none, zero, one = jnp.zeros_like(r), jnp.zeros_like(gamma), jnp.ones_like(gamma)

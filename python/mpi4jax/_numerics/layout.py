@@ -16,7 +16,7 @@ import numpy as np
 from .pieces import FEW, packed, unpacked
 
 Shape = tuple[int, ...]
-Interval = tuple[int, int]  # the first index, and the one behind the last
+Interval = tuple[int, int]  # the first index, and the last index plus one
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -55,8 +55,8 @@ class Layout:
     shape: Shape
     #: Number of ranks along each dimension of their grid.
     grid: Shape
-    #: For each axis, the dimensions of the grid along which it is decomposed, the most significant
-    #: first.
+    #: For each axis, the dimensions of the grid along which it is decomposed, beginning with the
+    #: most significant one.
     dimensions: tuple[tuple[int, ...], ...]
     #: For each axis, the lengths of its blocks; None if `numpy.array_split` determines the lengths.
     lengths: tuple[tuple[int, ...] | None, ...]

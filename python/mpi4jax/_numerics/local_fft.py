@@ -101,7 +101,7 @@ def _full(x: jax.Array, *, size: int, dtype: Any) -> jax.Array:
 
 
 def _lower_empty(ctx: mlir.LoweringRuleContext, x: Any, **p: Any) -> Any:
-    # A program for other processes would have to find the native module there.
+    # An exported program would need the native module in the process that runs it.
     if ctx.module_context.lowering_parameters.for_export:
         return mlir.lower_fun(_full, multiple_results=False)(ctx, x, **p)
     return jax.ffi.ffi_lowering("mpi4jax_empty", has_side_effect=False)(ctx, x)
@@ -237,7 +237,7 @@ def _write(y: jax.Array, block: jax.Array, tile: Pieces, planes: int, at: Any) -
         for (begin, _, n), part in zip(runs, tile.cut(block), strict=True):
             y = lax.dynamic_update_slice(y, part.ravel(), (begin + at * n,))
         return y
-    # A view of a run of the message could be written only by a copy of all of it.
+    # Writing to a view of a part of the message would copy the whole message.
     message, done = tile.pack(block), 0
     for begin, count, n in runs:
         parts = message[done : done + count * at_once * n].reshape(count, at_once * n)

@@ -15,7 +15,8 @@ NAME = "unfinished.json"
 _FORMAT = "mpi4jax save"
 _BEGIN = json.dumps({"format": _FORMAT})[:-1].encode()
 _LENGTH = 1024
-# A file system without locks, as Lustre's without `-o flock`: then nothing excludes two jobs.
+# The file system has no locks, such as Lustre without `-o flock`. Then nothing prevents two jobs
+# from saving at once.
 _UNSUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
 
@@ -59,7 +60,8 @@ class Lock:
         now = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
         own = {"host": socket.gethostname(), "process": os.getpid(), "since": now, "ranks": ranks}
         text = json.dumps({"format": _FORMAT, **own, "replaces": replaces})
-        # At once and of one length, so that a process that is killed leaves no half of a text.
+        # The text is written in one call and has a fixed length, so that a killed process cannot
+        # leave half of it.
         os.pwrite(self._file, text.encode().ljust(_LENGTH), 0)
         os.fsync(self._file)
 
@@ -75,7 +77,7 @@ class Lock:
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
-        # After a power failure, the file may be empty or have zeros.
+        # After a power failure, the file may be empty or contain zeros.
         if found.strip(b"\0") and not found.startswith(_BEGIN):
             raise FileExistsError(
                 f"save: {directory.path / NAME} was not written by mpi4jax, or is damaged; "

@@ -19,7 +19,7 @@ from .layout import Layout
 Field = jax.Array
 Function = Callable[[Field], Field]
 
-COARSE = 256  # cells of the coarsest grid, if it can be coarsened so far
+COARSE = 256  # maximum number of cells of the coarsest grid, if it can be coarsened that far
 
 
 def multigrid(
@@ -161,7 +161,7 @@ def _grids(op: str, block: Any, levels: int | None) -> list[Any]:
     if any((n % factor).any() for n in lengths):  # the nearest blocks that can be halved
         coarsest = Layout(tuple(n // factor for n in shape), dict(enumerate(sizes)))
         lengths = [factor * np.diff(coarsest.ends(axis)) for axis in range(len(shape))]
-    # Dimension by dimension of the communicator, whatever axis each decomposes.
+    # Cells are exchanged along one dimension of the communicator after the other.
     out = []
     for level in range(levels):
         cuts = [[int(n) >> level for n in lengths[axis]] for axis in _axes_of(block)]
@@ -220,7 +220,7 @@ def direct(block: Any, apply: Function) -> Function:
     shape = block.global_shape
     n = math.prod(shape)
 
-    def gathered(x: Field) -> Field:  # the cells of all ranks, in a row
+    def gathered(x: Field) -> Field:  # the cells of all ranks, as a vector
         return allreduce(jnp.zeros(shape, x.dtype).at[block.slices].set(x), comm=block.comm).ravel()
 
     def column(u: Field) -> Field:

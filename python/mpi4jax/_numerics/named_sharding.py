@@ -99,7 +99,7 @@ class NamedSharding:
         shape = "" if self.shape is None else f", {self.shape}"
         return f"mpi4jax.sharding.NamedSharding({self.mesh!r}, {self.spec}{shape})"
 
-    if not TYPE_CHECKING:  # to a type checker, a class with this method has all names
+    if not TYPE_CHECKING:  # to a type checker, a class with __getattr__ has every name
 
         def __getattr__(self, name):
             raise AttributeError(

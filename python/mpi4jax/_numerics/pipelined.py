@@ -100,7 +100,7 @@ def bicgstab(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) 
         _report(limits, k, square)
         alpha = quotient(rho, fs)
         conj, size = jnp.conj(alpha), jnp.abs(alpha) ** 2
-        # Of q = r - alpha s and y = A q.
+        # Inner products of q = r - alpha s and y = A q.
         yq = wr - alpha * ws - conj * zr + size * zs
         yy = ww.real - 2 * (alpha * wz).real + size * zz.real
         omega = jnp.where(yy > 0, quotient(yq, yy), 0)

@@ -29,7 +29,7 @@ class _Format(NamedTuple):
     """How numbers of one dtype are split: bins are an even number of ``bits`` apart."""
 
     integer: Any
-    mantissa: int  # bits, without the leading one
+    mantissa: int  # number of bits, without the implicit leading bit
     bias: int
     bits: int
     bins: int
@@ -129,8 +129,8 @@ def _split(x: jax.Array, axes: tuple[int, ...], largest: jax.Array) -> jax.Array
     rows = _rows(x, axes)
     form = _format(rows.dtype)
     scale = _power(form, form.first + form.bias - 1 - _exponent(form, largest))[..., None]
-    # Adding 1.5 * 2**mantissa leaves an integer in the lowest bits. It is computed from an operand,
-    # because XLA would simplify the addition and subtraction of a constant.
+    # Adding 1.5 * 2**mantissa leaves an integer in the lowest bits. This number is computed from an
+    # operand, because XLA would simplify the addition and subtraction of a constant.
     nothing = largest >> (jnp.iinfo(form.integer).bits - 1)
     offset = 1.5 * _power(form, form.mantissa + nothing)[..., None]
 
@@ -179,7 +179,7 @@ def _rounded(sums: jax.Array, largest: jax.Array, dtype: Any) -> jax.Array:
     bins = [(high << half) + low for high, low in zip(halves[::2], halves[1::2], strict=True)]
     negative = bins[0] < 0
     bins = _carried([jnp.where(negative, -b, b) for b in bins], bits)
-    # The leading one goes to the top of the first bin: by whole bins, then by bits.
+    # Shift the leading 1 to the top of the first bin: first by whole bins, then by bits.
     exponent = _exponent(form, largest) - (form.bias - 1) - form.first + 2 * bits
     for _ in bins[1:]:
         empty = bins[0] == 0
@@ -194,13 +194,13 @@ def _rounded(sums: jax.Array, largest: jax.Array, dtype: Any) -> jax.Array:
     first, second, *rest = (
         ((b << up) & mask) | (a >> (bits - up)) for b, a in zip(bins, after, strict=True)
     )
-    # Smaller types are rounded from float32, which must have it without rounding.
+    # Narrower types are rounded from float32, so float32 must hold the value exactly.
     more = 0 if jnp.finfo(dtype).bits < 32 else width - 2 - bits
     left = [second & (2 ** (bits - more) - 1), *rest]
     is_inexact = functools.reduce(operator.or_, left) != 0
     integer = (first << more) | (second >> (bits - more)) | is_inexact.astype(form.integer)
     exponent = exponent - more
-    near = exponent // 2  # in two steps: the power may be none of a finite number
+    near = exponent // 2  # multiplied in two steps, because the power of two itself may overflow
     magnitude = integer.astype(jnp.float64 if form is _FLOAT64 else jnp.float32)
     value = magnitude * _power(form, near) * _power(form, exponent - near)
     value = jnp.where(negative, -value, value)

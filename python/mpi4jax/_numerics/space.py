@@ -14,7 +14,7 @@ from .._requests.wait import after, wait
 from ..ops import allreduce, iallreduce
 from .reproducible import reproducible_sum
 
-Vector = jax.Array  # this rank's part of one
+Vector = jax.Array  # this rank's part of a vector
 
 
 class Space:

@@ -79,7 +79,7 @@ def stages_of(
     stages: list[Stage] = []
     while left:
         cut = {axis for axis, dimensions in enumerate(layout.dimensions) if dimensions}
-        # The real transform is the first: its axis has to be whole before any other is done.
+        # The real transform comes first, so its axis has to be whole before any other transform.
         whole = left - cut if not real or axes[-1] not in cut else set()
         is_real = real and axes[-1] in whole
         shape = list(layout.shape)

@@ -38,7 +38,8 @@ Window = tuple[slice, ...]
 Values = np.ndarray[Any, Any]
 
 _MAGIC = b"mpi4jax blocks 2"
-#: What a file is, the identity of its save, the numbers of its directory and of the file.
+#: The header of a file: its kind, the identity of its save, and the numbers of its directory and of
+#: the file.
 _HEADER = struct.Struct("<16s16sQQ16x")
 
 
@@ -154,7 +155,7 @@ def _begin(directory: Directory, ranks: int) -> tuple[Begun, Lock]:
         folders = [name for name in directory.names() if folder_number(name)]
         current = None if index is None else index.subdirectory
         leftovers = [r for name in folders if name != current for r in _removal(directory, name)]
-        # Ranks of a job that was killed may still write into the directories that are there.
+        # Ranks of a killed job may still write into existing directories.
         numbers = [folder_number(name) or 0 for name in (*folders, *([current] if current else []))]
         subdirectory = f"arrays-{max(numbers, default=0) + 1}"
         old = [r for name in folders if name == current for r in _removal(directory, name)]
@@ -413,7 +414,7 @@ def read(path: Path, index: Index, windows: Sequence[Window], rank: int) -> list
             inside = opened.enter_context(top.child(index.subdirectory))
         except FileNotFoundError:
             raise OSError(f"load: {path / index.subdirectory} is missing") from None
-        # Ranks begin with different files.
+        # Ranks begin with different files, so that they do not all read the same one.
         for file in sorted(numbers, key=lambda file: (file - rank) % index.files):
             with _File(inside, index, file) as stored:
                 for number in numbers[file]:

@@ -117,7 +117,7 @@ class Fourier(Plan):
         ends = [array.shape[axis] for axis in stage.axes]
         if all(n == points == modes for n, (points, modes) in zip(ends, known, strict=True)):
             return local_fft(x, incoming, axes, outgoing, inverse, length)
-        # All axes of the stage have their length of the transform, of an array or of a spectrum.
+        # All axes of the stage have the length of the transform: of the array, or of the spectrum.
         long, spectral = [*incoming.shape], [*incoming.shape]
         for axis, (points, _) in zip(axes, known, strict=True):
             long[axis] = points

@@ -45,7 +45,7 @@ class OfWholeArrays:
     def __get__(self, of: Any, kind: Any = None) -> Any:
         return self if of is None else functools.partial(self, of)
 
-    if not TYPE_CHECKING:  # to a type checker, a class with this method has all names
+    if not TYPE_CHECKING:  # to a type checker, a class with __getattr__ has every name
 
         def __getattr__(self, name):
             return getattr(self._function, name)

@@ -50,7 +50,7 @@ def _traced(op: str, name: str, value: Any) -> Any:
             f"got a traced value: {value}"
         )
     limits = np.iinfo(np.int32)
-    if not np.can_cast(value.dtype, np.int32):  # what is out of range has to stay there
+    if not np.can_cast(value.dtype, np.int32):  # a tag that is out of range must stay out of range
         value = jnp.clip(value, max=limits.max)
         if jnp.issubdtype(value.dtype, np.signedinteger):
             value = jnp.clip(value, min=limits.min)
@@ -84,7 +84,7 @@ def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> Any:
     """
     if isinstance(value, jax.core.Tracer):
         value = _traced(op, name, value)
-        # An invalid tag for the native module, whose error computes the given number from it.
+        # The tag is invalid for the native module, whose error recovers the given number from it.
         return jnp.where(value >= DERIVATIVE, value - DERIVATIVE + np.iinfo(np.int32).min, value)
     if type(value) is int and (0 <= value < DERIVATIVE or (wildcard and value == ANY_TAG)):
         return value

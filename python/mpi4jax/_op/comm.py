@@ -116,7 +116,7 @@ class Reduction:
     __slots__ = ("mpi", "name", "user")
 
     def __init__(self, mpi: MPI.Op, name: str, user: bool):
-        # `mpi` is kept: a reduction written in Python dies with its mpi4py object.
+        # `mpi` is kept, because a reduction written in Python is freed with its mpi4py object.
         self.mpi, self.name, self.user = mpi, name, user
 
     @property
@@ -144,7 +144,7 @@ class Status:
         if self.address:
             _native.add_status(self.address)
 
-    # At interpreter exit, the module's globals may be gone.
+    # At interpreter exit, the globals of the module may already be deleted.
     def __del__(self, remove: Any = _native.remove_status) -> None:
         if self.address:
             remove(self.address)
@@ -188,7 +188,7 @@ def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
     _native.free_comm(comm.key)
 
 
-# Deleted with the communicator, not copied to its duplicates.
+# The attribute is deleted with the communicator, and not copied to its duplicates.
 _keyval = MPI.Comm.Create_keyval(delete_fn=_forget)
 
 
@@ -230,14 +230,16 @@ def clone_world() -> MPI.Intracomm:
         ValueError: if settings differ that must be the same on all ranks.
     """
     global _clone
-    with _making:  # two threads of a rank may need it first
+    with _making:  # two threads of a rank may need it at the same time
         if _clone is not None:
             return _clone
         handle = _native.make_default()
-        # Ranks that did not use it have ended, and it is made by all ranks.
+        # If handle is None, ranks that never used it have exited, and a duplicate, which all ranks
+        # make together, is not possible.
         made: Any = MPI.COMM_WORLD if handle is None else MPI.Intracomm.fromhandle(handle)
         _clone = made
-        # All ranks come by at import, or on several hosts. Else some may never call this.
+        # On several hosts, or with some transports, all ranks call this. Otherwise, some ranks may
+        # never call it.
         if handle is not None and (transport.asks_all_ranks() or not job.shares_board()):
             gpus.warn_of_sharing(made)
         return made  # type: ignore[no-any-return]
@@ -337,7 +339,7 @@ def as_comm(op: str, comm: Any) -> Comm:
             f"{op}: argument 'comm' is communicator {_freed.get(_handleof(comm), '')}, which has "
             "been freed through another handle; expected one that has not been freed"
         )
-    with _making:  # two threads may use it first
+    with _making:  # two threads may use it at the same time
         found = _comms.get(_handleof(comm))
         return _register(comm) if found is None else found
 
@@ -360,10 +362,10 @@ _reductions: dict[int, Reduction] = {
     _handleof(getattr(MPI, name)): Reduction(getattr(MPI, name), name, user=False)
     for name in _PREDEFINED
 }
-# By the ids of mpi4py's constants, which never die, and of `MEAN`.
+# The keys are ids of mpi4py's constants, which are never deleted, and of `MEAN`.
 _constants = {id(reduction.mpi): reduction for reduction in _reductions.values()}
 _constants[id(MEAN)] = MEAN
-# Compiled functions look whether a reduction has been freed, at the address of its handle.
+# Compiled functions read from the address of a reduction's handle whether it was freed.
 _kept: list[MPI.Op] = []
 _WITHOUT_MEANING = {_handleof(getattr(MPI, name)): name for name in ("REPLACE", "NO_OP", "OP_NULL")}
 

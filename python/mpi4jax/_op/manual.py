@@ -23,9 +23,10 @@ from .operation import Operation
 class Axes(NamedTuple):
     """The axes of the mesh of a `shard_map`."""
 
-    of: Callable[[Any], frozenset[str] | None]  # a communicator has the ranks of; None: others
+    # The axes whose ranks a communicator has; None if there are no such axes.
+    of: Callable[[Any], frozenset[str] | None]
     every: frozenset[str]
-    of_one_rank: frozenset[str]  # a value that varies over these alone is global, too
+    of_one_rank: frozenset[str]  # a value that varies only over axes of one rank is global, too
 
 
 class _State(threading.local):

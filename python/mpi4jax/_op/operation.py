@@ -31,7 +31,7 @@ from .plan import Plan
 from .rows import Part
 from .table import ROWS, Extents, Row
 
-T = TypeVar("T")  # of what an op takes, which it returns with the same structure
+T = TypeVar("T")  # type of the operand and of the result, which have the same structure
 
 OFFSET = 3  # makes all of MPI's constants positive
 ASKED: Literal["asked"] = "asked"  # `How.env_out` where the program asks for the envelope
@@ -470,7 +470,7 @@ class Call(NamedTuple):
 
 def call(op: Operation, *arrays: Any, counts: tuple[Any, ...] = (), how: How = PLAIN) -> Any:
     """Return what the function of an operation returns: a :class:`Call`, which `define` has run."""
-    # Each eager call comes here, and `Call(...)` is one more call of a Python function.
+    # Each eager call runs this. `Call(...)` would be one more call of a Python function.
     return tuple.__new__(Call, (op, arrays, counts, how))
 
 

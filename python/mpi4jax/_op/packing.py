@@ -152,7 +152,7 @@ def _groups(dtypes: Sequence[Any]) -> dict[Any, list[int]]:
     return dict(sorted(groups.items(), key=lambda item: str(item[0])))
 
 
-_names: dict[Any, tuple[str, ...]] = {}  # of structures that can be keys
+_names: dict[Any, tuple[str, ...]] = {}  # for structures that can be keys
 
 
 def leaf_paths(tree: Any, structure: Any) -> tuple[str, ...]:
@@ -278,7 +278,7 @@ class TreeMessages:
         return [self.leaves[i] for i in self.groups[dtype]]
 
 
-# Types of pytrees whose leaves are indices beside values, and what to do instead of a reduction.
+# Types of pytrees that have leaves of indices, and what to do instead of reducing them.
 _INDEXED = {
     ("jax", "JAXSparse"): "reduce x.todense(), or only x.data if all ranks have the same indices",
     ("jraph", "GraphsTuple"): "reduce its arrays of values, such as graph.globals",
@@ -354,13 +354,14 @@ def bind_trees(
         )
     dtypes = _groups([x.dtype for tree in messages for x in tree.leaves])
     if not dtypes and isinstance(op, Ragged):
-        # No rows go anywhere, and ranks tell each other their counts.
+        # No rows are sent, but the ranks still exchange their counts.
         (envelope,) = bind(op.of_counts(), _only_operand(how), *numbers)
     for dtype in dtypes:
         part, q, buffers = op, how, messages
         is_everywhere = all(dtype in tree.groups for tree in messages)
         if isinstance(op, SendingAndReceiving) and not is_everywhere:
-            # Only one tree of a sendrecv has this dtype: it is only sent, or only received.
+            # Only one of the two trees of a sendrecv has this dtype, so a message is only sent, or
+            # only received.
             if dtype in sent.groups:
                 part, buffers, q = op.send(), [sent], _only_operand(how)
             else:

@@ -93,7 +93,7 @@ def split_payload(op: Operation, x: Any, size: int) -> tuple[int, ...]:
     raise ValueError(
         f"{op.name}: argument 'x' must have one block for each rank along its first axis; expected "
         f"shape ({size}, ...), got {x.shape}. "
-        # The words of mpi4jax 0.9, which tests of programs match.
+        # These are the words of mpi4jax 0.9, because tests of existing programs match them.
         f"{op.name.capitalize()} input must have shape (nproc, ...)"
     )
 
@@ -103,7 +103,7 @@ def result_avals(op: Operation, how: How, avals: Sequence[Any]) -> list[ShapedAr
     if not op.returns:
         return []
     before, after = op.first_axes()
-    # They vary over the axes that any of the operands varies over.
+    # The results vary over the axes that any of the operands varies over.
     all_of_them = [compat.array_type((), avals)] if len(avals) > 1 else []
     out = []
     for x in avals[-op.arity(how)[-1] :]:  # of sendrecv: the templates of what is received
@@ -113,7 +113,7 @@ def result_avals(op: Operation, how: How, avals: Sequence[Any]) -> list[ShapedAr
     return out
 
 
-# What the row of a dtype has to say for a reduction.
+# The field of the dtype's row that must be set for a reduction.
 _NEEDS = {
     **dict.fromkeys(("SUM", "PROD"), "has_arithmetic"),
     "MEAN": "is_inexact",

@@ -45,7 +45,8 @@ class _Half(Lowering):
         self.sends = buffers if plan.call is not None and plan.sends else []
         self.receives = self.out if plan.receives else []
         self.keeps = [] if not plan.keeps else buffers if plan.select is None else self.out
-        # Without a sender, the result is the template. In an eager program, only the call has it.
+        # Without a sender, the result is the template. In eager code, only the call has the
+        # template.
         is_open = isinstance(op, Receiving) and op.source is None and how.operand != "call"
         self.initial = plan.result is Result.TEMPLATE and is_open
         if not all(isinstance(n, int) for x in (*self.receives, *self.keeps) for n in x.shape):
@@ -55,7 +56,7 @@ class _Half(Lowering):
         self.attrs |= self.reduction_on_wire(plan.call, [(None, aval) for aval in self.sends])
 
     def wire(self, op: str | None, aval: Any) -> tuple[Any, Any]:
-        # The wait of an ireduce returns the operand elsewhere than on the root.
+        # On ranks other than the root, the wait of an ireduce returns the operand.
         return (carrier(aval, self.reduces(op)), None) if op == "reduce" else super().wire(op, aval)
 
     def emit(self, target: str, operands: Operands, out: Avals, initial: bool) -> list[Any]:
@@ -99,7 +100,7 @@ def _lower_wait(
 ) -> list[Any]:
     (handle,), numbers, token = split_wait(op, how, list(zip(args, ctx.avals_in, strict=True)))
     numbers = numbers[op.row.is_ragged :]  # counts are for the transpose alone
-    # Eager programs are shared by communicators; the native module finds the right one.
+    # Communicators share eager programs; the native module finds the communicator of the request.
     op = replace(op, comm=op.comm.any)
     low = _Half(on_gpu, ctx, op, how, list(how.buffers))
     types = [*low.receives, *low.keeps]

@@ -37,7 +37,7 @@ def _behind(x: Any, handle: Any) -> Any:
 
 
 mlir.register_lowering(behind_p, mlir.lower_fun(_behind, multiple_results=False))
-# Without a side effect, so XLA removes it if its result is unused.
+# The call has no side effect, so XLA removes it if its result is unused.
 mlir.register_lowering(ready_p, jax.ffi.ffi_lowering("mpi4jax_ready", has_side_effect=False))
 
 

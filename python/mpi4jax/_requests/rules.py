@@ -70,7 +70,7 @@ def _start_batch(
         return out, [None] * len(out)
     size = axis_data.size
     operands, _ = batched_operands(op, how, size, args, dims)
-    if size == 0:  # no handle is in a batch of none, on any rank: nothing is started
+    if size == 0:  # an empty batch has no handle, on any rank, so nothing is initiated
         *_, token = split(op, how, operands)
         return _batched(size, [jnp.zeros((0, *HANDLE.shape), HANDLE.dtype)], 0, token, dims)
     handle, *token = start_p.bind(*operands, op=op, how=how)
@@ -95,7 +95,7 @@ def _wait_batch(
     numbers = [x if d is None else of_batch(x, d, False) for x, d in numbers]
     token = [first_of_batch(t, d) for t, d in token]
     size, axis = axis_data.size, None
-    if dim is not None:  # else it was started outside of the vmap
+    if dim is not None:  # otherwise, the operation was initiated outside the vmap
         before, after = (int(length is not None) for length in op.first_axes())
         handle, axis = first_of_batch(handle, dim), after
         shapes = [(*x.shape[:before], size, *x.shape[before:]) for x in how.buffers]

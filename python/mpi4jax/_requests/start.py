@@ -59,7 +59,8 @@ def begin(op: Operation, args: Sequence[Any]) -> Request[Any]:
     handles, buffers = [], []
     for dtype in tree.groups:
         xs = varying_operands(op, tree.of_dtype(dtype))
-        # Not weak: a loop may carry a request that another array was started with first.
+        # The type is not weak, because a loop may carry a request that was first made for another
+        # array.
         buffers.append(tuple(ShapedArray(x.shape, x.dtype) for x in xs))
         words = compared(op, [tree], dtype, int(before is not None))
         q = how._replace(arity=arity_of([xs]), tree=words)

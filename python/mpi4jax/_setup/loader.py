@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-# Keys: sizes in bytes of MPI_Comm and MPI_Status, which native code shares with mpi4py.
+# The keys are the sizes in bytes of MPI_Comm and MPI_Status, which native code shares with mpi4py.
 _ABIS = {(8, 24): "openmpi", (4, 20): "mpich", (8, 32): "mpiabi"}
 
 
@@ -122,7 +122,7 @@ def load() -> None:
             f"mpi4jax needs a running MPI, but MPI {state}; import mpi4jax after "
             "MPI.Init_thread(MPI.THREAD_MULTIPLE), and before MPI.Finalize()"
         )
-    if "mpi4jax._native" not in sys.modules:  # calls MPI, which has to run
+    if "mpi4jax._native" not in sys.modules:  # this calls MPI, which must be initialized
         _load_native(MPI)
     level = MPI.Query_thread()
     if level < MPI.THREAD_SERIALIZED:

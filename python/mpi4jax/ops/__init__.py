@@ -56,5 +56,5 @@ isend = _nonblocking(send)
 isendrecv = _nonblocking(sendrecv)
 
 for _name in sorted(_OPERATIONS):
-    # In alphabetical order, too: `recv` takes from `send`.
+    # In alphabetical order, although `recv` imports from `send`.
     _OPERATIONS[_name] = _OPERATIONS.pop(_name)

@@ -79,7 +79,8 @@ def _rows_of(x: Any) -> int:
     """Return the length of the first axis of the first leaf; of no leaves, 0."""
     leaf = next(iter(jax.tree.leaves(x)), np.empty(0))
     is_array = hasattr(leaf, "shape") or isinstance(leaf, Number)
-    shape = np.shape(leaf) if is_array else (0,)  # not an array: an error later
+    # It is not an array; a later check raises the error.
+    shape = np.shape(leaf) if is_array else (0,)
     if not shape:
         raise ValueError(
             "ragged_alltoall: argument 'x' must have a first axis, of rows; expected (rows, ...), "
