@@ -502,7 +502,11 @@ def test_nothing_is_compiled_again():
         ((), {"check_rep": False}, "unexpected argument 'check_rep'; write check_vma=False"),
         ((), {"auto": frozenset()}, "unexpected argument 'auto'; write axis_names="),
         ((), {"in_specs": None}, "argument 'in_specs' must be a PartitionSpec"),
-        ((), {"unknown": 1}, "unexpected argument 'unknown'; expected those of jax.shard_map"),
+        (
+            (),
+            {"unknown": 1},
+            "unexpected argument 'unknown'; expected the arguments of jax.shard_map",
+        ),
         ((3,), {}, r"Write shard_map\(f, mesh=mesh, in_specs="),
     ],
 )

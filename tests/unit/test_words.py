@@ -69,14 +69,6 @@ ALLOWED: dict[str, set[str]] = {
     "docs/grids.md": {"spelling"},  # an attribute
     "docs/architecture.md": {"spelling"},  # a file
     "docs/reference-jobs.md": set(TERMS),
-    "docs/reference-sharding.md": {"that of", "as of"},
-    **{
-        f"python/mpi4jax/{name}.py": {"that of", "as of", "of which"}
-        for name in (
-            *("_spmd/collectives", "_spmd/mesh", "_spmd/shard_map"),
-            *("_jax/rewriting", "_jax/named_axes"),
-        )
-    },
     "tests/unit/test_words.py": set(TERMS),
 }
 

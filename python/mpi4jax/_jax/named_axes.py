@@ -34,7 +34,7 @@ def abstract_mesh(shapes: tuple[int, ...], names: tuple[str, ...]) -> AbstractMe
 
 def trace_shard_map(f: Callable[..., Any], args: Any, **how: Any) -> tuple[ClosedJaxpr, Any]:
     """Return the jaxpr of a `jax.shard_map` of a function on global arrays of these types, and the
-    tree of its results. One of its equations is that of the `shard_map`.
+    tree of its results. One of its equations is the `shard_map`.
     """
     mapped = jax.shard_map(f, **how)
     closed, shapes = jax.make_jaxpr(mapped, return_shape=True)(*args)
@@ -54,7 +54,7 @@ def world_of(mesh: Any) -> Any:
 
 
 def current_world() -> Any:
-    """Return that of the `shard_map` that what is called now is inside of, or None."""
+    """Return the world of the `shard_map` around the call that is traced now, or None."""
     mesh = mesh_lib.get_abstract_mesh()
     return world_of(mesh) if mesh.manual_axes else None
 

@@ -26,7 +26,7 @@ from .named_axes import axes_of, is_plain, plain, shard_map_p, value_of
 # (parameters, operands, and their types inside of the mesh) -> results
 Collective = Callable[..., Sequence[Any]]
 
-# Sums over ranks. In a branch that only some ranks take, they are those of gradients.
+# Sums over ranks. In a branch that only some ranks take, they belong to gradients.
 SUMS = ("psum", "psum_invariant", "unreduced_psum")
 # Calls whose rules JAX has applied before; and the parameters with the functions that they call.
 _CALLS = {
@@ -43,7 +43,7 @@ _JIT = jax.make_jaxpr(jax.jit(lambda x, y: (x + y, x - y, x * y)))(0.0, 0.0).eqn
 
 
 def _jit_params(jaxpr: ClosedJaxpr, name: str) -> dict[str, Any]:
-    """Return the parameters of such an equation, as of a function that was jitted without
+    """Return the parameters of such an equation, as for a function that was jitted without
     options."""
     counts = {2: len(jaxpr.in_avals), 3: len(jaxpr.out_avals)}
 
@@ -69,7 +69,8 @@ def _evaluated(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list
 
 
 class _Flat(NamedTuple):
-    """The equations of a function, with those of the functions that it calls in their places.
+    """The equations of a function, in which the equations of the functions that it calls stand in
+    the places of the calls.
 
     Attributes:
         eqns: the equations.
@@ -285,7 +286,7 @@ class Rewriter:
         return new, list(consts.values())
 
     def _bound_again(self, jaxpr: Jaxpr, flat: _Flat) -> tuple[Jaxpr, list[Any]]:
-        """Return the same, of a function whose effects name variables: those of mutable arrays."""
+        """Return the same, of a function whose effects name variables, which are mutable arrays."""
 
         def run(*args: Any) -> list[Any]:
             env = dict(zip(variables, args, strict=True))
@@ -384,9 +385,9 @@ class Rewriter:
                 raise ValueError(
                     f"{compat.eqn_line(eqn)}: mpi4jax.shard_map: the predicate of this {name} "
                     f"varies over {over}, and the {e.primitive.name} inside, at "
-                    f"{compat.eqn_line(e)}, runs over the same ranks, of which some may not call "
-                    f"it; make the predicate equal on them, for example by lax.pmax(predicate, "
-                    f"{over[0]!r}), or move the collective out of the {name}; if the "
+                    f"{compat.eqn_line(e)}, runs over the same ranks, and some of them may not "
+                    f"call it; make the predicate equal on them, for example by lax.pmax("
+                    f"predicate, {over[0]!r}), or move the collective out of the {name}; if the "
                     "collective is the sum of a gradient, pass the replicated value that the "
                     f"{name} uses through jax.lax.pcast(..., {over[0]!r}, to='varying') before"
                 )

@@ -218,7 +218,7 @@ class Collectives:
         return found
 
     def reduced(self, by: Reduction, p: Params, xs: list[Any]) -> list[Any]:
-        of_array = tuple(axis for axis in p["axes"] if isinstance(axis, int))  # those of a `vmap`
+        of_array = tuple(axis for axis in p["axes"] if isinstance(axis, int))  # axes of a `vmap`
         if of_array:
             xs = [by.local(x, of_array) for x in xs]
         return self.group(p).reduced(by, xs) if named_axes.axes_of(p) else xs

@@ -19,7 +19,7 @@ from .._job.flush import flush
 from .._op.comm import Comm, Uncopied, as_comm, waits_in
 
 _LONGEST_NAME = 60  # Open MPI cuts names after 63 bytes
-_current = threading.local()  # .meshes: those of the `with` statements, the innermost last
+_current = threading.local()  # .meshes: the meshes of the `with` statements, the innermost last
 
 
 class Mesh(Uncopied):
@@ -128,10 +128,10 @@ class Mesh(Uncopied):
         """Return the communicator of the ranks that differ from this one along these axes only.
 
         Ranks are numbered row by row, in the order in which the mesh has the axes. The
-        communicators of each axis and of all axes are made with the mesh. That of several, but not
-        all, is made by the first call, which is collective over the mesh. A collective of JAX over
-        these axes is such a call, when it is traced. All are freed with the communicator of the
-        mesh.
+        communicators of each axis and of all axes are made with the mesh. A communicator of
+        several axes, but not all, is made by the first call, which is collective over the mesh. A
+        collective of JAX over these axes is such a call, when it is traced. All are freed with the
+        communicator of the mesh.
 
         Args:
             axes: names of axes, in any order.
@@ -179,7 +179,7 @@ class Mesh(Uncopied):
         return frozenset(axes) if math.prod(self.shape[name] for name in axes) == size else None
 
     def index_along(self, axes: Sequence[str]) -> int:
-        """Return this rank's number among those of :meth:`comm`, counted in the order of
+        """Return this rank's number among the ranks of :meth:`comm`, counted in the order of
         ``axes``."""
         index = 0
         for name in axes:
@@ -221,7 +221,7 @@ class Mesh(Uncopied):
             raise AttributeError(
                 f"mpi4jax.Mesh has no attribute {name!r}: its axes are made of ranks, not "
                 "devices. For the blocks of ranks, use mpi4jax.sharding.NamedSharding and "
-                "mpi4jax.shard_map in place of those of JAX",
+                "mpi4jax.shard_map in place of JAX's functions",
                 name=name,
                 obj=self,
             )
@@ -263,7 +263,7 @@ def _shapes(axis_shapes: Any, known: Comm, names: tuple[str, ...]) -> tuple[int,
     if is_names or np.ndim(axis_shapes) == 0:
         meant = f"axis_names={axis_shapes!r}" if is_names else f"({axis_shapes},), {names}"
         raise TypeError(
-            "Mesh: argument 'axis_shapes' must be the number of ranks along each axis, as of "
+            "Mesh: argument 'axis_shapes' must be the number of ranks along each axis, as for "
             f"jax.make_mesh, got {type(axis_shapes).__name__}: {axis_shapes!r}; "
             f"use mpi4jax.Mesh({meant})"
         )
@@ -271,7 +271,7 @@ def _shapes(axis_shapes: Any, known: Comm, names: tuple[str, ...]) -> tuple[int,
     is_array = isinstance(axis_shapes, np.ndarray) and 0 in axis_shapes
     if is_array or np.ndim(axis_shapes) != 1 or np.asarray(axis_shapes).dtype == object:
         raise TypeError(
-            "Mesh: argument 'axis_shapes' must be the number of ranks along each axis, as of "
+            "Mesh: argument 'axis_shapes' must be the number of ranks along each axis, as for "
             "jax.make_mesh, got an array such as jax.sharding.Mesh takes, of devices; use "
             f"mpi4jax.Mesh({np.shape(axis_shapes)}, {names})"
         )

@@ -76,7 +76,7 @@ def shard_map(
 
     Args:
         f: function of arrays or pytrees; if None, a decorator is returned.
-        mesh: :class:`mpi4jax.Mesh`; by default that of the innermost ``with mesh:``.
+        mesh: :class:`mpi4jax.Mesh`; by default the mesh of the innermost ``with mesh:``.
         in_specs: a `PartitionSpec` for each argument, or a pytree of them that is a prefix of the
             arguments. Named axes shard the array; an array that is not sharded is equal on all
             ranks.
@@ -85,7 +85,7 @@ def shard_map(
             default all. Along the other axes all ranks compute the same values, except inside a
             nested `shard_map` over those axes.
         check_vma: whether JAX checks which values vary over which axes. Without it, derivatives of
-            replicated values are as those of `jax.shard_map` without it.
+            replicated values are the same as in `jax.shard_map` without it.
 
     Returns:
         Callable: takes and returns blocks, under `jit` or not, and any transformation.
@@ -135,8 +135,8 @@ def shard_map(
             return _call(f, mesh, how, args)
         if outer.mesh != mesh:
             raise ValueError(
-                "shard_map: argument 'mesh' must be that of the shard_map around this one, "
-                f"{outer.mesh}, got {mesh}; make one mesh with all axes, and name those of each "
+                "shard_map: argument 'mesh' must be the mesh of the shard_map around this one, "
+                f"{outer.mesh}, got {mesh}; make one mesh with all axes, and name the axes of each "
                 "shard_map in 'axis_names'"
             )
         return jax.shard_map(f, **how)(*args)  # inside of another, over other axes
@@ -156,7 +156,7 @@ def _check_spelling(positional: Any, others: dict[str, Any], ins: Any) -> None:
             "check_rep": f"check_vma={others[name]!r}",
             "auto": "axis_names=... with the axes of the mesh that are not in 'auto'",
         }.get(name)
-        expected = f"write {now}" if now else "expected those of jax.shard_map"
+        expected = f"write {now}" if now else "expected the arguments of jax.shard_map"
         raise TypeError(f"shard_map: unexpected argument {name!r}; {expected}")
     if ins is None:
         raise _no_spec()
@@ -206,7 +206,7 @@ class _World:
 
     Attributes:
         mesh: the mesh of ranks.
-        abstract: that of JAX.
+        abstract: JAX's mesh, with a mark.
         axes: the mesh as operations of this package need it.
         rewriter: what rewrites the functions.
         where: words for this rank's place.
