@@ -146,7 +146,9 @@ FAULTS = {
     **{
         f"trees with other {what}{', compared' * checked}": Fault(
             f"t = {trees[0]} if rank == 0 else {trees[1]}\n"
-            f"jax.block_until_ready({'jax.jit(lambda t: ' * jit}{call}{')(t)' * jit})",
+            f"jax.block_until_ready({'jax.jit(lambda t: ' * jit}{call}{')(t)' * jit})\n"
+            # A rank that has finished has no records that another rank could name.
+            "MPI.COMM_WORLD.Barrier()",
             (
                 DIFFERENT if checked else MAYBE,
                 rf"rank 0: .*, of {re.escape(words[0])}",
