@@ -296,6 +296,33 @@ cg(5)
 cg(10)
 
 
+def with_one_reduction(iterations: int) -> None:
+    """Count one reduction per iteration, and four before the first and after the last one."""
+
+    def solved(method: Callable[..., Any], **how: Any) -> Callable[[], Any]:
+        def make() -> Any:
+            diagonal = jnp.arange(1.0, 101.0)
+
+            def solve(b: Any) -> Any:
+                return method(lambda x: diagonal * x, b, tol=0.0, maxiter=iterations, **how)
+
+            return solve, (jnp.ones(100),)
+
+        return make
+
+    formula = f"{4 + iterations} * log(P)"
+    calls = {"MPI_Allreduce": (4, ANY), "MPI_Iallreduce": (iterations, ANY)}
+    name = f"linalg.cg, pipelined, {iterations} iterations"
+    row(name, calls, formula)(solved(m.linalg.cg, pipelined=True))
+    calls = {"MPI_Allreduce": (4 + iterations, ANY)}
+    name = f"linalg.bicgstab, merged, {iterations} iterations"
+    row(name, calls, formula)(solved(m.linalg.bicgstab, merged=True))
+
+
+with_one_reduction(5)
+with_one_reduction(10)
+
+
 @row("ghosts.Plan.fill", {"MPI_Isend": (NEIGHBORS, 40 * NEIGHBORS)}, "neighbors")
 def _fill():
     plan = m.ghosts.Plan([RANK], [(RANK - 1) % SIZE, (RANK + 1) % SIZE])
