@@ -52,6 +52,11 @@ def _parts(
     return structure, list(zip(given, parts, strict=True))
 
 
+def _each(of: str, parts: list[tuple[NamedSharding, Any]], root: int | None) -> list[Any]:
+    """Apply a method of each sharding to the arrays of its part of the tree."""
+    return [jax.tree.map(lambda x, s=s: getattr(s, of)(x, root), part) for s, part in parts]
+
+
 @overload
 def cut(
     tree: T,
@@ -128,12 +133,10 @@ def cut(
     See also: :func:`join`.
     """
     structure, parts = _parts("cut", tree, shardings, mesh)
+    blocks = structure.unflatten(_each("cut_padded" if pad else "cut", parts, root))
     if not pad:
-        blocks = [jax.tree.map(lambda x, s=s: s.cut(x, root), part) for s, part in parts]
-        return structure.unflatten(blocks)
-    blocks = [jax.tree.map(lambda x, s=s: s.cut_padded(x, root), part) for s, part in parts]
-    masks = [_mask(sharding, part) for sharding, part in parts]
-    return structure.unflatten(blocks), structure.unflatten(masks)
+        return blocks
+    return blocks, structure.unflatten([_mask(sharding, part) for sharding, part in parts])
 
 
 def _mask(sharding: NamedSharding, part: Any) -> Any:
@@ -180,10 +183,8 @@ def join(
     See also: :func:`cut`, with an example.
     """
     structure, parts = _parts("join", tree, shardings, mesh)
-    name = "join_padded" if pad else "join"
-    return structure.unflatten(  # type: ignore[no-any-return]
-        [jax.tree.map(lambda x, s=s: getattr(s, name)(x, root), part) for s, part in parts]
-    )
+    arrays = _each("join_padded" if pad else "join", parts, root)
+    return structure.unflatten(arrays)  # type: ignore[no-any-return]
 
 
 def make_array_from_callback(

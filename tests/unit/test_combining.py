@@ -21,7 +21,7 @@ def rewritten(f, n=1, combine=True, limit=None, monkeypatch=None):
     each of its collectives has."""
     how = {"mesh": MESH, "in_specs": P("i"), "out_specs": P()}
     shapes = [jax.ShapeDtypeStruct((6,), np.float32)] * n
-    closed, _ = named_axes.trace_shard_map(f, shapes, **how)
+    closed = jax.make_jaxpr(jax.shard_map(f, **how))(*shapes)
     (eqn,) = (e for e in closed.jaxpr.eqns if e.primitive is named_axes.shard_map_p)
     operands = []
 

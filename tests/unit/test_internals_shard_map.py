@@ -50,7 +50,7 @@ def rewritten(f, made=None):
     """A function for a mesh of two, whose sums multiply by ten; ``made`` has their operands."""
     mesh = named_axes.abstract_mesh((2,), ("i",))
     how = {"mesh": mesh, "in_specs": P("i"), "out_specs": P("i")}
-    closed, _ = named_axes.trace_shard_map(f, [jax.ShapeDtypeStruct((6,), np.float32)], **how)
+    closed = jax.make_jaxpr(jax.shard_map(f, **how))(jax.ShapeDtypeStruct((6,), np.float32))
     (eqn,) = (e for e in closed.jaxpr.eqns if e.primitive is named_axes.shard_map_p)
 
     def ten_times(p, xs, types):

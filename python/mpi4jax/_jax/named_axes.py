@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import dtypes, mesh as mesh_lib
 from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType
 
 from . import compat
@@ -30,15 +30,6 @@ def abstract_mesh(shapes: tuple[int, ...], names: tuple[str, ...]) -> AbstractMe
     it is sharded.
     """
     return AbstractMesh(shapes, names, axis_types=(AxisType.Auto,) * len(names))
-
-
-def trace_shard_map(f: Callable[..., Any], args: Any, **how: Any) -> tuple[ClosedJaxpr, Any]:
-    """Return the jaxpr of a `jax.shard_map` of a function on global arrays of these types, and the
-    tree of its results. One of its equations is the `shard_map`.
-    """
-    mapped = jax.shard_map(f, **how)
-    closed, shapes = jax.make_jaxpr(mapped, return_shape=True)(*args)
-    return closed, jax.tree.structure(shapes)
 
 
 def axes_of(params: dict[str, Any]) -> tuple[Any, ...]:

@@ -362,12 +362,6 @@ def let_call_again(fun: lu.WrappedFun) -> None:
             store.reset()
 
 
-def was_called(fun: Any) -> bool:
-    """Return whether a function of JAX's has stored its auxiliary outputs."""
-    stores = (getattr(store, "_store", store) for store in getattr(fun, "stores", ()))
-    return any(stores)
-
-
 def concrete(value: Any) -> Any:
     """Return the array of a value, or None if it is not known yet."""
     if isinstance(value, AbstractValue):

@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 
 use mpi::ffi::{self, MPI_Comm};
 
-use super::posted::Posted;
+use super::posted::{Posted, either};
 use super::reducer::Reducer;
 use super::span::Span;
 use super::{gathered, in_blocks, reversed, send_or_in_place, send_or_moved};
@@ -24,17 +24,6 @@ use crate::ops::Op;
 pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result<(), Cause> {
     let Call { site, envelope, .. } = call;
     let root = site.root;
-    /// Calls the blocking function, or the nonblocking one with a request of its own.
-    macro_rules! either {
-        ($blocking:ident | $starting:ident($($argument:expr),+)) => {
-            match posted.as_deref_mut() {
-                None => check(stringify!($blocking), ffi::$blocking($($argument),+)),
-                Some(posted) => {
-                    posted.add(stringify!($starting), |request| ffi::$starting($($argument),+, request))
-                }
-            }
-        };
-    }
     // SAFETY (for all calls below): the handle is a registered communicator's, which is not freed; the buffers are as
     // promised; counts and types come from `Span`.
     unsafe {
@@ -45,13 +34,13 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 let span = Span::of(send)?;
                 let (n, t) = span.arguments();
                 let (from, to) = (send_or_moved(send, recv, site.comm.rank), recv.data().cast());
-                either!(MPI_Allgather | MPI_Iallgather(from, n, t, to, n, t, comm))
+                either!(posted, MPI_Allgather | MPI_Iallgather(from, n, t, to, n, t, comm))
             }
             Op::Allreduce => {
                 let (send, recv) = (call.operand()?, call.result()?);
                 let by = Reducer::of(site, send.dtype())?;
                 by.in_pieces(recv, (send_or_in_place(send, recv), recv.data()), |from, to, n| {
-                    either!(MPI_Allreduce | MPI_Iallreduce(from, to, n, by.datatype, by.op, comm))
+                    either!(posted, MPI_Allreduce | MPI_Iallreduce(from, to, n, by.datatype, by.op, comm))
                 })
             }
             Op::Allgatherv => {
@@ -61,7 +50,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 call.parts()?.clear(&recv);
                 let (counts, starts) = (ints.counts.as_ptr(), ints.starts.as_ptr());
                 let (n, t, to) = (own.count() as c_int, recv.dtype().mpi(), recv.data().cast());
-                either!(MPI_Allgatherv | MPI_Iallgatherv(from, n, t, to, counts, starts, t, comm))
+                either!(posted, MPI_Allgatherv | MPI_Iallgatherv(from, n, t, to, counts, starts, t, comm))
             }
             Op::Alltoall => {
                 let (send, recv) = (call.operand()?, call.result()?);
@@ -69,14 +58,14 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 let span = Span::new(count, send.dtype())?;
                 let (n, t) = span.arguments();
                 let (from, to) = (send_or_in_place(send, recv), recv.data().cast());
-                either!(MPI_Alltoall | MPI_Ialltoall(from, n, t, to, n, t, comm))
+                either!(posted, MPI_Alltoall | MPI_Ialltoall(from, n, t, to, n, t, comm))
             }
-            Op::Barrier => either!(MPI_Barrier | MPI_Ibarrier(comm)),
+            Op::Barrier => either!(posted, MPI_Barrier | MPI_Ibarrier(comm)),
             Op::Bcast => {
                 let buffer = if site.is_root() { call.operand()? } else { call.result()? };
                 let span = Span::of(buffer)?;
                 let (n, t) = span.arguments();
-                either!(MPI_Bcast | MPI_Ibcast(buffer.data().cast(), n, t, root, comm))
+                either!(posted, MPI_Bcast | MPI_Ibcast(buffer.data().cast(), n, t, root, comm))
             }
             Op::Gather => {
                 let send = call.operand()?;
@@ -88,7 +77,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 } else {
                     (send.data().cast(), null_mut())
                 };
-                either!(MPI_Gather | MPI_Igather(from, n, t, to, n, t, root, comm))
+                either!(posted, MPI_Gather | MPI_Igather(from, n, t, to, n, t, root, comm))
             }
             Op::Reduce => {
                 let send = call.operand()?;
@@ -101,7 +90,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 };
                 by.in_pieces(send, (from, to), |from, to, n| {
                     let (t, op) = (by.datatype, by.op);
-                    either!(MPI_Reduce | MPI_Ireduce(from, to, n, t, op, root, comm))
+                    either!(posted, MPI_Reduce | MPI_Ireduce(from, to, n, t, op, root, comm))
                 })
             }
             Op::ReduceScatter | Op::ReduceScatterv => {
@@ -112,6 +101,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 if site.op == Op::ReduceScatter && by.takes_whole(recv) {
                     return by.in_pieces(recv, (from(), recv.data()), |from, to, n| {
                         either!(
+                            posted,
                             MPI_Reduce_scatter_block | MPI_Ireduce_scatter_block(from, to, n, t, op, comm)
                         )
                     });
@@ -128,7 +118,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                     if by.takes_whole(send) {
                         let (items, from) = (by.items(&counts)?, from());
                         let (n, to): (_, *mut c_void) = (items.as_ptr(), recv.data().cast());
-                        either!(MPI_Reduce_scatter | MPI_Ireduce_scatter(from, to, n, t, op, comm))?;
+                        either!(posted, MPI_Reduce_scatter | MPI_Ireduce_scatter(from, to, n, t, op, comm))?;
                         if let Some(posted) = posted {
                             posted.items = Some(items);
                         }
@@ -136,7 +126,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                     }
                 }
                 in_blocks(call, &by, |root, from, to, n| {
-                    either!(MPI_Reduce | MPI_Ireduce(from, to, n, t, op, root, comm))
+                    either!(posted, MPI_Reduce | MPI_Ireduce(from, to, n, t, op, root, comm))
                 })
             }
             Op::Exscan | Op::Scan => {
@@ -146,8 +136,8 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 let reversed = site.reverse.then(|| reversed(site)).transpose()?;
                 let comm = reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
                 by.in_pieces(recv, (send_or_in_place(send, recv), recv.data()), |from, to, n| match site.op {
-                    Op::Scan => either!(MPI_Scan | MPI_Iscan(from, to, n, t, op, comm)),
-                    _ => either!(MPI_Exscan | MPI_Iexscan(from, to, n, t, op, comm)),
+                    Op::Scan => either!(posted, MPI_Scan | MPI_Iscan(from, to, n, t, op, comm)),
+                    _ => either!(posted, MPI_Exscan | MPI_Iexscan(from, to, n, t, op, comm)),
                 })
             }
             Op::Scatter => {
@@ -157,7 +147,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 let from = if site.is_root() { call.operand()?.data() } else { null_mut() };
                 let aliased = site.is_root() && call.operand()?.overlaps(recv);
                 let to = if aliased { in_place() } else { recv.data().cast() };
-                either!(MPI_Scatter | MPI_Iscatter(from.cast(), n, t, to, n, t, root, comm))?;
+                either!(posted, MPI_Scatter | MPI_Iscatter(from.cast(), n, t, to, n, t, root, comm))?;
                 if aliased {
                     // The root's own block was left in its place.
                     std::ptr::copy(from.add(root as usize * recv.bytes()), recv.data(), recv.bytes());
@@ -169,7 +159,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 let span = Span::of(send)?;
                 let (n, t) = span.arguments();
                 let (from, dest, tag) = (send.data().cast(), envelope.dest, envelope.sendtag);
-                either!(MPI_Send | MPI_Isend(from, n, t, dest, tag, comm))
+                either!(posted, MPI_Send | MPI_Isend(from, n, t, dest, tag, comm))
             }
             // MPI has no such pair of functions, or mpi4jax uses others.
             Op::Alltoallv

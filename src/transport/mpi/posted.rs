@@ -46,6 +46,17 @@ impl Drop for Posted {
     }
 }
 
+/// Calls the blocking function, or the nonblocking one with a request of its own if there is a list to add it to.
+macro_rules! either {
+    ($posted:ident, $blocking:ident | $starting:ident($($argument:expr),+)) => {
+        match $posted.as_deref_mut() {
+            None => check(stringify!($blocking), ffi::$blocking($($argument),+)),
+            Some(posted) => posted.add(stringify!($starting), |request| ffi::$starting($($argument),+, request)),
+        }
+    };
+}
+pub(super) use either;
+
 impl Posted {
     /// Calls a nonblocking function of MPI and keeps its request.
     pub(super) fn add(

@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use mpi::ffi::{self, MPI_Comm};
 
 use super::count_limit;
-use super::posted::Posted;
+use super::posted::{Posted, either};
 use crate::call::Call;
 use crate::error::Cause;
 use crate::mpilib::{check, in_place};
@@ -87,24 +87,13 @@ unsafe fn run(call: &Call, mut posted: Option<&mut Posted>) -> Result<(), Cause>
     let (length, byte) = (size_of::<u64>() as c_int, Dtype::Uint8.mpi());
     let mut lengths = Lengths::new(call)?;
     let (own, all) = lengths.pointers();
-    /// As in `collectives.rs`.
-    macro_rules! either {
-        ($blocking:ident | $starting:ident($($argument:expr),+)) => {
-            match posted.as_deref_mut() {
-                None => check(stringify!($blocking), ffi::$blocking($($argument),+)),
-                Some(posted) => {
-                    posted.add(stringify!($starting), |request| ffi::$starting($($argument),+, request))
-                }
-            }
-        };
-    }
     // SAFETY: the handle is a registered communicator's, which is not freed; the buffers are as promised; the counts fit.
     unsafe {
         let comm: MPI_Comm = site.comm.handle();
         if is_gather {
-            either!(MPI_Gather | MPI_Igather(own, length, byte, all, length, byte, root, comm))?;
+            either!(posted, MPI_Gather | MPI_Igather(own, length, byte, all, length, byte, root, comm))?;
         } else {
-            either!(MPI_Scatter | MPI_Iscatter(all, length, byte, own, length, byte, root, comm))?;
+            either!(posted, MPI_Scatter | MPI_Iscatter(all, length, byte, own, length, byte, root, comm))?;
         }
         match posted.as_deref_mut() {
             Some(posted) => posted.lengths = Some(lengths),
@@ -120,23 +109,32 @@ unsafe fn run(call: &Call, mut posted: Option<&mut Posted>) -> Result<(), Cause>
             let (counts, starts, t) = (ints.counts.as_ptr(), ints.starts.as_ptr(), to.dtype().mpi());
             if is_gather {
                 let (from, to) = (in_place(), to.data().cast());
-                return either!(MPI_Gatherv | MPI_Igatherv(from, 0, t, to, counts, starts, t, root, comm));
+                return either!(
+                    posted,
+                    MPI_Gatherv | MPI_Igatherv(from, 0, t, to, counts, starts, t, root, comm)
+                );
             }
             let (from, to) = (send.data().cast(), in_place());
-            return either!(MPI_Scatterv | MPI_Iscatterv(from, counts, starts, t, to, 0, t, root, comm));
+            return either!(
+                posted,
+                MPI_Scatterv | MPI_Iscatterv(from, counts, starts, t, to, 0, t, root, comm)
+            );
         }
         let (counts, starts) = (std::ptr::null(), std::ptr::null());
         if is_gather {
             let from = parts.sent_to(root as usize, call.operand()?);
             let (n, t, from) = (from.count() as c_int, from.dtype().mpi(), from.data().cast());
             let to = null_mut();
-            return either!(MPI_Gatherv | MPI_Igatherv(from, n, t, to, counts, starts, t, root, comm));
+            return either!(
+                posted,
+                MPI_Gatherv | MPI_Igatherv(from, n, t, to, counts, starts, t, root, comm)
+            );
         }
         let recv = call.result()?;
         parts.clear(recv);
         let to = parts.received_from(root as usize, recv);
         let (n, t, to) = (to.count() as c_int, to.dtype().mpi(), to.data().cast());
         let from = null_mut();
-        either!(MPI_Scatterv | MPI_Iscatterv(from, counts, starts, t, to, n, t, root, comm))
+        either!(posted, MPI_Scatterv | MPI_Iscatterv(from, counts, starts, t, to, n, t, root, comm))
     }
 }
