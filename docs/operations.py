@@ -86,7 +86,7 @@ def tested() -> Iterator[tuple[str, ...]]:
             version = version.removesuffix(".*")
             if row.mpi4py == "mpicc_abi":
                 version += ", standard ABI"
-            if known := records.get((command, str(row))):
+            if known := records.get((command, row.asked)):
                 abi = ", standard ABI" if row.mpi4py == "mpicc_abi" else ""
                 passed = f"{int(known['passed']):,}"
                 if known["failed"] != "0":

@@ -176,6 +176,12 @@ class Row(NamedTuple):
         return f"python{python}-jax{self.jax or '-newest'}-{mpi}"
 
     @property
+    def asked(self) -> str:
+        """What is asked for, in words that are the same under each Python that runs this file."""
+        parts = self.python or "system", self.jax or "newest", self.mpi, self.mpi4py
+        return " ".join(part for part in parts if part)
+
+    @property
     def folder(self) -> Path:
         return CACHE / "venvs" / re.sub(r"[^\w.-]+", "", str(self))
 
@@ -325,7 +331,7 @@ print(platform.python_version(), found["jax"], mpi, sep=",")
 
 
 def records() -> dict[tuple[str, str], dict[str, str]]:
-    """Return what RECORD has of each command and environment."""
+    """Return what RECORD has of each command and of what a row asks for."""
     if not RECORD.exists():
         return {}
     with RECORD.open(newline="") as file:
@@ -337,14 +343,14 @@ def record(command: str, pythons: list[tuple[Row, str]], results: Results) -> No
     known = records()
     for row, python in pythons:
         asked = subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True)
-        line = [command, str(row), *asked.stdout.strip().split(",")]
+        line = [command, row.asked, *asked.stdout.strip().split(",")]
         for count in COUNTS:
             runs = [run for run, *_ in getattr(results, count)]
             line.append(str(sum(run.startswith(f"{row} n=") for run in runs)))
         line.append(datetime.date.today().isoformat())
-        known[command, str(row)] = dict(zip(COLUMNS, line, strict=True))
-    order = [("test-matrix", str(row)) for row in MATRIX]
-    order += [("test-wheels", str(row)) for row in WHEELS]
+        known[command, row.asked] = dict(zip(COLUMNS, line, strict=True))
+    order = [("test-matrix", row.asked) for row in MATRIX]
+    order += [("test-wheels", row.asked) for row in WHEELS]
     with RECORD.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
