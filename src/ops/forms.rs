@@ -13,11 +13,15 @@ pub struct Forms {
     pub boundary: Box<str>,
     /// The ghost cells of a halo exchange, in words: `widths 1+1 and 2+0 along axes -2 and -1`.
     pub ghosts: Box<str>,
+    /// The counts that all ranks have alike, in words: `with counts [2, 1] (in elements)`.
+    #[serde(skip)]
+    pub counts: Box<str>,
 }
 
 const OF_PLAN: &str = ", of ghosts.Plan ";
 const OF_TRANSFORM: &str = ", of a transform ";
 const OF_GHOSTS: &str = ", widths ";
+const OF_COUNTS: &str = ", with counts ";
 const IN_SHARD_MAP: &str = ", in shard_map of ";
 /// Between a line and forms. It is no control character, which the board would escape.
 const BEHIND: char = '\u{241f}';
@@ -33,7 +37,7 @@ impl Forms {
         if ![OF_PLAN, OF_TRANSFORM].iter().any(|start| words.starts_with(start)) {
             words.clear();
         }
-        for (start, rest) in [(", ", &self.ghosts), (IN_SHARD_MAP, &self.boundary)] {
+        for (start, rest) in [(", ", &self.ghosts), (", ", &self.counts), (IN_SHARD_MAP, &self.boundary)] {
             if !rest.is_empty() {
                 words += &format!("{start}{rest}");
             }
@@ -54,7 +58,7 @@ impl Forms {
 
     /// What another rank's collective belongs to, from words that end with it.
     pub fn found_in(words: &str) -> &str {
-        let starts = [OF_PLAN, OF_TRANSFORM, OF_GHOSTS, IN_SHARD_MAP];
+        let starts = [OF_PLAN, OF_TRANSFORM, OF_GHOSTS, OF_COUNTS, IN_SHARD_MAP];
         let found = starts.into_iter().filter_map(|start| words.find(start)).min();
         found.map_or("", |start| &words[start..])
     }
@@ -93,6 +97,9 @@ mod tests {
         }
         let forms = Forms { ghosts: "widths 1+1 along axis 0".into(), ..Forms::default() };
         assert_eq!(Forms::found_in(&forms.behind_line()), ", widths 1+1 along axis 0");
+        let counts = Forms { counts: "with counts [2, 1] (in elements)".into(), ..Forms::default() };
+        assert_eq!(Forms::found_in(&counts.behind_line()), ", with counts [2, 1] (in elements)");
+        assert!(!Forms::are_of_this_package(&counts.belongs_to()));
         assert_eq!(Forms::split(&format!("a.py:1{}", Forms::default().behind_line())), ("a.py:1", ""));
     }
 

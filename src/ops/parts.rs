@@ -1,12 +1,13 @@
 //! Parts of an array that go from each rank to each other one, in one operation.
 
 use std::ffi::c_int;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
 
 use serde::Deserialize;
 use smallvec::SmallVec;
 
-use super::Buffer;
+use super::{Buffer, Op};
 use crate::error::Cause;
 
 /// How messages travel, one each way between two ranks. `receive` and `send` start one, `wait` ends all of them.
@@ -53,6 +54,9 @@ impl Part {
         buffer.part(self.start, self.count)
     }
 }
+
+/// The counts of no more ranks are listed in words.
+const LISTED: usize = 16;
 
 /// The parts of a buffer that have elements, in the order of the ranks.
 pub type PerRank = SmallVec<[Part; 16]>;
@@ -176,6 +180,28 @@ impl Parts {
     /// How many elements go to each rank, and how many come from each.
     pub fn counts(&self) -> [Vec<u64>; 2] {
         [self.sent(), self.counts_of(&self.recv)]
+    }
+
+    /// The counts of all ranks, or their sum, where all ranks have the same: in words, for comparisons. Many are a hash.
+    pub fn same_on_all(&self, op: Op) -> Option<String> {
+        let parts = match op {
+            Op::Allgatherv => &self.recv,
+            Op::ReduceScatterv => &self.send,
+            _ => {
+                let words = |whole| format!("with counts that add up to {whole} elements");
+                return self.whole.map(words);
+            }
+        };
+        let counts = self.counts_of(parts);
+        Some(match counts.len() {
+            ..=LISTED => format!("with counts {counts:?} (in elements)"),
+            _ => {
+                let mut hasher = DefaultHasher::new();
+                counts.hash(&mut hasher);
+                let (sum, hash) = (counts.iter().sum::<u64>(), hasher.finish());
+                format!("with counts that add up to {sum} elements (hash {hash:x})")
+            }
+        })
     }
 
     fn counts_of(&self, parts: &[Part]) -> Vec<u64> {

@@ -119,7 +119,9 @@ impl Description {
             site.halo = Some(Arc::new(Halo::new(rank, size, fields)?));
         }
         if let Some(fields) = &self.parts {
-            site.parts = Some(Arc::new(Parts::new(rank, size, fields)?));
+            let parts = Parts::new(rank, size, fields)?;
+            site.forms.counts = parts.same_on_all(self.op).unwrap_or_default().into();
+            site.parts = Some(Arc::new(parts));
         }
         if let Some(fields) = self.ragged {
             site.ragged = Some(Arc::new(Ragged::new(rank, size, fields, self.reverse)?));

@@ -9,6 +9,8 @@ OF_FUNCTION = r"in shard_map of <lambda>\(\[0\]: float32"
 # On a communicator that the program may use through mpi4py too: the job goes on.
 MAYBE = "the operations of the ranks may not match"
 LOOP = "jax.jit(lambda x: jax.lax.fori_loop(0, 2, lambda _, y: y + f(x), jnp.zeros_like(x)))"
+# The counts of two ranks.
+OTHER = "[2, 1] if rank else [1, 1]"
 # The program has not asked for the default communicator.
 LATE = {"LATE": "1"}
 
@@ -294,6 +296,31 @@ FAULTS = {
             ("started one", "wait(nt.wait(nt.ireduce_scatterv(jnp.ones(3), counts)))"),
         ]
     },
+    # Each of these would give values of memory that nothing has written.
+    **{
+        f"counts that differ between ranks{words}": Fault(
+            f"f = lambda x: {call}\nprint('WRONG', wait(f(jnp.ones(1))))\ntime.sleep(1)",
+            (
+                says,
+                rf"rank 0: i?allgatherv #1 .*:{FIRST_LINE}, with counts \[1, 1\] \(in elements\)",
+                rf"rank 1: i?allgatherv #1 .*:{FIRST_LINE}, with counts \[2, 1\] \(in elements\)",
+            ),
+            env=env,
+            status=status,
+            silent=silent,
+        )
+        for words, call, says, env, status, silent in [
+            ("", f"nt.allgatherv(x, {OTHER})", AFTERWARDS, LATE, 1, ("WRONG",)),
+            (", compared", f"nt.allgatherv(x, {OTHER})", DIFFERENT, CHECK, 1, ("WRONG",)),
+            (", started", f"nt.wait(nt.iallgatherv(x, {OTHER}))", AFTERWARDS, LATE, 1, ("WRONG",)),
+            (" of mpi4py", f"nt.allgatherv(x, {OTHER}, comm=comm)", MAYBE, {}, 0, ()),
+        ]
+    },
+    "rows for each rank that differ between ranks": Fault(
+        "c = comm.Create_cart([2])\nwait(nt.scatter_blocks(jnp.ones(8 if rank == 0 else 6), c))",
+        (MAYBE, r"rank 0: .*that add up to 8 elements", r"rank 1: .*that add up to 6 elements"),
+        status=1,
+    ),
     "a line per role is no fault": Fault(
         "if rank:\n    y = jax.jit(lambda x: nt.bcast(x, 0))(x)\n"
         "else:\n    y = jax.jit(lambda x: nt.bcast(x, 0))(x)\n"
