@@ -247,8 +247,8 @@ def cargo_environment(mpi: Mpi | None) -> dict[str, str]:
         if libclang is None:
             fail("there is no libclang, which bindgen needs: `pip install libclang`.")
         environment["LIBCLANG_PATH"] = libclang
-    # libclang comes without the compiler's own headers (stddef.h), and without those of another
-    # system.
+    # libclang comes without the compiler's own headers (stddef.h), and without the headers of
+    # another system.
     arguments = [os.environ.get("BINDGEN_EXTRA_CLANG_ARGS") or ""]
     arguments += [f"-isystem {shlex.quote(folder)}" for folder in system_headers()]
     environment["BINDGEN_EXTRA_CLANG_ARGS"] = " ".join(arguments).strip()

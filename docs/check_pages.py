@@ -2,7 +2,7 @@
 (`searches.py`), and if Chromium is installed, the layout is checked in it.
 
 On a phone and on a desktop, no page may be wider than the screen, no table or program wider than
-its column (except for the tables of measurements.md, and on a phone programs and those of three
+its column (except for the tables of measurements.md, and on a phone for programs and for tables of three
 columns and more, which scroll), and each picture must exist and have a description. Debian's
 package is `chromium`.
 """

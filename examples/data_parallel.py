@@ -4,7 +4,7 @@
 
 Each rank computes the gradient of the loss on its own samples. One `allreduce` averages the
 gradients of all parameters over the ranks, and then every rank takes the same step of Adam (optax).
-Except for the order of additions, the mean over all samples is that of a single process. The
+Except for the order of additions, a single process computes the same mean over all samples. The
 program checks this: it trains once more on rank 0 alone, with all samples.
 """
 

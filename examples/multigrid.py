@@ -2,14 +2,14 @@
 
     mpiexec -n 4 python examples/multigrid.py
 
-The equation is that of stationary heat conduction, -div(k grad u) = f, on the unit square with
+The program solves stationary heat conduction, -div(k grad u) = f, on the unit square with
 u = 0 at its walls. Values are at cell centers, and blocks of cells are distributed over the ranks.
 One V-cycle is the preconditioner, `mpi4jax.linalg.multigrid`, which calls `operator` for each grid.
 The number of iterations hardly depends on the number of cells.
 
 The conductivity k is then recovered from the temperature u that it gives, by gradient descent for
-its logarithm in each cell. The misfit is 1/2 int |grad(u - u_observed)|^2, and its gradient is that
-of the solution: one more solve gives it, and each rank gets the gradient of its own cells.
+its logarithm in each cell. The misfit is 1/2 int |grad(u - u_observed)|^2. One more solve, of the
+adjoint equation, gives its gradient, and each rank gets the gradient of its own cells.
 """
 
 import argparse

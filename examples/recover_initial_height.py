@@ -11,7 +11,7 @@ starting from the jet alone. The misfit of the final states,
 has the units of energy, which waves conserve: so the Hessian of J is close to the identity, and
 plain gradient descent with a step of 1 converges fast.
 
-The gradient is that of the whole distributed run: the transpose of the halo exchange in each step
+The gradient goes through the whole distributed run: the transpose of the halo exchange in each step
 sends the sensitivities of ghost cells back to the cells that they are copies of, and each rank gets
 the gradient for its own block. With `jax.checkpoint`, memory holds a state for each group of steps
 and the steps of one group, rather than all intermediate results of the run.

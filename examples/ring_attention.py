@@ -6,7 +6,7 @@
 Each rank, or device, has a block of a sequence. Keys and values travel around in a ring, and each
 rank accumulates the softmax as they pass, so no rank ever has all of them
 (https://arxiv.org/abs/2310.01889). The function is the same in both cases; only the mesh differs.
-The gradient is compared with that of the whole sequence in one process.
+The gradient is compared with the gradient of the whole sequence in one process.
 """
 
 import argparse

@@ -47,7 +47,7 @@ HOUR, DAY = 3600.0, 86400.0
 
 @dataclass(frozen=True)
 class Parameters:
-    """The channel, in SI units; the lengths are those of the atmosphere in middle latitudes."""
+    """The channel, in SI units; the lengths are typical of the atmosphere in middle latitudes."""
 
     nx: int = 360  # cells of the whole grid
     ny: int = 180
@@ -108,7 +108,7 @@ def tendencies(p: Parameters, f: np.ndarray, fields: Fields) -> Fields:
     north, south, east, west = np.s_[1:, :], np.s_[:-1, :], np.s_[:, 1:], np.s_[:, :-1]
     inner_rows, inner_columns = np.s_[1:-1, :], np.s_[:, 1:-1]
 
-    # Each array spans the inner cells and those of the ghost cells for which it can be computed.
+    # Each array spans the inner cells, and the ghost cells for which it can be computed.
     depth = p.depth + h
     flux_x = 0.5 * (depth[west] + depth[east]) * u[west]
     flux_y = 0.5 * (depth[south] + depth[north]) * v[south]
@@ -313,7 +313,7 @@ class Model:
 
     @property
     def weights(self) -> tuple[float, float]:
-        """Of the tendency, and of that of the step before."""
+        """The weights of the tendency of this step, and of the tendency of the step before."""
         old_weight = (0.5 + self.p.damping) * self.p.dt
         return self.p.dt + old_weight, old_weight
 

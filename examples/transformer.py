@@ -5,9 +5,9 @@ parallel.
 
 A mesh has the axes `data` (samples, and shards of all parameters), `stage` (layers) and `model`
 (heads and hidden units, and positions of each sequence). Training goes on from a checkpoint on each
-mesh in turn, and is compared with that of one process: AdamW with clipping, in the same order of
-samples. A mesh of one rank is that of the first rank alone. Functions of `jax.lax` communicate, and
-`mpi4jax.training` has the parts around them.
+mesh in turn, and is compared with the training of one process: AdamW with clipping, in the same
+order of samples. A mesh of one rank has the first rank alone. Functions of `jax.lax` communicate,
+and `mpi4jax.training` has the parts around them.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     mpiexec -n 4 python examples/two_level.py
 
-Conjugate gradients solve an equation like that of heat conduction in a rod, -u'' = f, whose points
-are distributed over the ranks. In an iteration, information travels from one point to the next, or,
+Conjugate gradients solve the equation of heat conduction in a rod, -u'' = f, whose points are
+distributed over the ranks. In an iteration, information travels from one point to the next, or,
 with the inverses of small blocks (block Jacobi), from one block to the next. The coarse problem has
 a few points for each rank, and carries information across the whole rod: residuals go to rank 0,
 which has the inverse of the small coarse matrix, and corrections come back. The other ranks wait

@@ -53,7 +53,7 @@ def libraries(binary: Any) -> set[str]:
 
 
 def from_elsewhere(binary: Any) -> set[str]:
-    """Symbols of which no library is named."""
+    """Symbols without the name of a library."""
     kind = kind_of(binary)
     if kind == "ELF":
         undefined = [s for s in binary.dynamic_symbols if s.name and s.shndx == 0]

@@ -128,7 +128,7 @@ WAYS = [
     f"tests/ranks/test_ops.py::test_{test}"
     for test in ("ways_to_call", "moves_every_bit", "reduces_every_dtype")
 ]
-# Solvers: those of which `make test` has other cases.
+# Solvers: the tests of which `make test` runs other cases.
 SOLVERS = [
     f"tests/ranks/test_linalg.py::test_{test}" for test in ("derivatives", "bits_of_a_solution")
 ]

@@ -51,8 +51,8 @@ FROM_MPIEXEC = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL", "MPIR_
 def environment_outside_mpi() -> dict[str, str]:
     """os.environ without what an mpiexec or pytest around this process has added, plus ENVIRONMENT.
 
-    Also without PYTHONUNBUFFERED, with which print writes a line in pieces, and those of two ranks
-    mix.
+    Also without PYTHONUNBUFFERED, with which print writes a line in pieces, so that the lines of two
+    ranks mix.
     """
     added = (*FROM_MPIEXEC, "PYTHONUNBUFFERED", "PYTEST_", "MPI4JAX_TEST_RESULTS")
     outside = {k: v for k, v in os.environ.items() if not k.startswith(added)}
@@ -228,7 +228,7 @@ def captured(
             out.seek(0), err.seek(0)
             result = subprocess.CompletedProcess(command, status, out.read(), err.read())
         # Nothing has run: a crashed mpiexec had the same number, and has left its directory. Or
-        # mpiexec itself has crashed at the end of the job, of which a rank's crash is told apart
+        # mpiexec itself has crashed at the end of the job, which differs from the crash of a rank
         # (https://github.com/open-mpi/ompi/issues/13650).
         if NOT_STARTED not in result.stderr and status != -signal.SIGSEGV:
             break

@@ -89,7 +89,7 @@ class Results:
         self.skipped += other.skipped
 
     def fail_what_never_ran(self) -> None:
-        """Count tests as failed that are for other numbers of ranks than those of all runs."""
+        """Count tests as failed that are for numbers of ranks with which no run was made."""
         ran = {test.partition("[")[0] for _, test in [*self.passed, *self.failed]}
         others = {
             test.partition("[")[0]: reason
@@ -119,7 +119,7 @@ class Results:
 
 
 def merge(run: str, folder: Path) -> Results:
-    """Return one result per test from those of the ranks: the worst."""
+    """Return one result per test, the worst of all ranks."""
     outcomes: dict[str, set[str]] = {}
     reasons: dict[str, str] = {}
     for file in folder.glob("rank*.results"):
@@ -155,8 +155,8 @@ def show(log: Path) -> None:
 
 @functools.cache
 def known_flags(python: str) -> str:
-    """Return those of QUICK_COMPILER that jaxlib has: XLA does not start with a flag unknown to
-    it."""
+    """Return the flags of QUICK_COMPILER that jaxlib has: XLA does not start with a flag unknown
+    to it."""
 
     def known(flag: str) -> bool:
         environment = {**os.environ, **ENVIRONMENT, "XLA_FLAGS": flag}

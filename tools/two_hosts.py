@@ -2,8 +2,8 @@
 
     python tools/two_hosts.py [--mbit RATE] RANKS_PER_HOST PROGRAM [ARGUMENTS...]
 
-It shows what a network costs where there is none, and lets tests cut it; needs root, iproute2's
-`ip` and Open MPI 5, and for a cable of so many Mbit/s its `tc`.
+It shows what a network costs where there is none, and lets tests interrupt it. It needs root,
+iproute2's `ip` and Open MPI 5, and with --mbit iproute2's `tc`.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def limit(name: str, cable: str, mbit: int) -> None:
 
 
 def end_all(name: str) -> None:
-    """Ends what still runs on a host: Open MPI does not, where its cable is cut."""
+    """Ends what still runs on a host: Open MPI does not, where its cable is interrupted."""
     command = ["ip", "netns", "pids", name]
     pids = subprocess.run(command, capture_output=True, text=True).stdout.split()
     for pid in map(int, pids):
@@ -82,7 +82,7 @@ def end_all(name: str) -> None:
 
 @contextmanager
 def hosts(mbit: int | None = None) -> Iterator[Hosts]:
-    """Sets the two hosts up, with a cable of so many Mbit/s, and takes them away again."""
+    """Sets the two hosts up, with a cable of `mbit` Mbit/s, and takes them away again."""
     names = [f"mj{os.getpid()}-{i}" for i in (1, 2)]
     addresses = [f"10.88.{os.getpid() % 250}.{i}" for i in (1, 2)]
     cables = [f"mj{os.getpid()}v{i}" for i in (1, 2)]

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "suite"))
 
 OPERATIONS, LEAVES = 400, 200
 STEPS = ("trace", "lower", "compile")
-REPEATS = 3  # in each job, of which the best counts
+REPEATS = 3  # in each job; the best of them counts
 
 
 def measured():

@@ -27,7 +27,7 @@ fn bench_execute(program: &mut Program, from: &[*const Buffer], to: &[*const Buf
 }
 
 fn main() {
-    // SAFETY: MPI is initialised first and finalised last, and used by this thread only.
+    // SAFETY: MPI is initialized first and finalized last, and used by this thread only.
     unsafe {
         let mut level: c_int = 0;
         assert_eq!(0, ffi::MPI_Init_thread(null_mut(), null_mut(), ffi::RSMPI_THREAD_MULTIPLE, &mut level));

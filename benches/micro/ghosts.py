@@ -2,11 +2,12 @@
 
     mpiexec -n 4 python benches/micro/ghosts.py
 
-Each rank owns a strip of a grid of cells, and needs the rows of cells above and below it. Cells are
-numbered so that neighbors have nothing in common: multiplied by a number, modulo theirs. The plan
-is made with so many cells for each rank, whatever the number of ranks: its time, the memory that
-NumPy has had at once, and what all of that is for each cell. Then `fill` and `add`, jitted,
-beside the same by hand with mpi4py and NumPy: `take`, Isend and Irecv, `add.at`.
+Each rank owns a strip of a grid of cells, and needs the rows of cells above and below it. The ids
+of neighboring cells are far apart: the place of a cell is multiplied by a number, modulo the number
+of cells. Each rank has the same number of cells, whatever the number of ranks. The program prints
+the time to make the plan, the peak of NumPy's memory, and both divided by the number of cells. Then
+it times `fill` and `add`, jitted, beside the same by hand with mpi4py and NumPy: `take`, Isend and
+Irecv, `add.at`.
 """
 
 import argparse
@@ -91,7 +92,7 @@ def main():
     plan = ghosts.Plan(owned, needed, comm=COMM)
     memory = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # Where ranks share cores, that of all of them together is what one would take alone.
+    # Where ranks share cores, the time of all of them together is what one would take alone.
     cells = len(owned) + len(needed)
     memory = COMM.allreduce(memory, MPI.MAX)
     if COMM.rank == 0:

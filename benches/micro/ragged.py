@@ -19,11 +19,11 @@ COMM = MPI.COMM_WORLD
 SIZE = COMM.size
 ROWS = (16, 1_000, 30_000, 1_000_000)
 ROUNDS = 31
-KINDS = 8  # so many sets of counts take turns
+KINDS = 8  # the number of sets of counts, which take turns
 
 
 def sets_of_counts(rows):
-    """For each call, how many rows go to each rank; together about as many as there are."""
+    """For each call, how many rows go to each rank; their sum is about `rows`."""
     numbers = np.random.default_rng(COMM.rank)
     shares = numbers.dirichlet(np.ones(SIZE), size=KINDS)
     return (shares * rows).astype(np.int32)

@@ -1,4 +1,4 @@
-"""What derivatives, batches and 16-bit sums cost, as ratios in one run.
+"""What derivatives, batches and half-precision reductions cost, as ratios in one run.
 
     python benches/micro/transformations.py [--ranks 1 2] [--output FILE]
 

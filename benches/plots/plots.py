@@ -66,7 +66,7 @@ def plot_calls(results: Results, path: Path, ranks: int = 2) -> None:
     ax.set_yticks(range(len(rows)), rows)
     ax.grid(axis="x", alpha=0.3)
     ax.margins(x=0.1)
-    ax.set_xlim(right=4 * ax.get_xlim()[1])  # room for the last label
+    ax.set_xlim(right=4 * ax.get_xlim()[1])  # space for the last label
     legend(figure)
     save(figure, path)
 

@@ -3,8 +3,8 @@
     mpiexec -n 2 python benches/programs/overlap_programs.py [model | training] [--rounds 5]
 
 `model`: the shallow-water model of `examples/`, which computes the inner cells of its blocks while
-the ghost cells travel. `training`: a network with the data on the ranks, whose gradients are
-reduced layer by layer while those of the layers before are computed, beside one reduction of all.
+the ghost cells travel. `training`: a network with the data on the ranks. The gradients of a layer
+are reduced while the gradients of the layers before it are computed, beside one reduction of all.
 Milliseconds a step of the slowest rank: medians and quartiles over the rounds, in which the two
 take turns. Each rank computes on one core.
 """

@@ -1,6 +1,6 @@
 """Six ratios that matter, in two minutes: `make bench-quick`.
 
-    python benches/suite/quick.py           # beside those of quick.json; names what is 10 % worse
+    python benches/suite/quick.py           # compares with quick.json; names what is 10 % worse
     python benches/suite/quick.py --keep    # and writes quick.json anew
 
 A ratio is of two times of one run, taken in turns, so it says more about this package than about

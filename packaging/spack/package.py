@@ -1,4 +1,4 @@
-# The name of the folder, as Spack wants it: py-mpi4jax.
+# The name of the directory, as Spack wants it: py-mpi4jax.
 
 from spack_repo.builtin.build_systems.python import PythonPackage
 
@@ -8,8 +8,8 @@ from spack.package import *
 class PyMpi4jax(PythonPackage):
     """MPI collectives for JAX arrays, inside jax.jit, from a Rust core."""
 
-    # The repository has no public address yet (build_support/address.py). Until then, set `git` to that of
-    # your checkout, for example "file:///home/me/mpi4jax".
+    # The repository has no public address yet (build_support/address.py). Until then, set `git` to the
+    # address of your checkout, for example "file:///home/me/mpi4jax".
 
     license("MIT")
 

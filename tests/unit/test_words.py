@@ -75,10 +75,15 @@ ALLOWED: dict[str, set[str]] = {
 
 def pages():
     yield from [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-    for folder in ("benches", "build_support", "examples", "packaging", "python", "src", "tests"):
+    for folder in (*PACKAGE, *BESIDE, "tests"):
         for name in ("README.md", "DECISIONS.md"):
             yield from (ROOT / folder).rglob(name)
 
+
+# The strings of `PACKAGE` are read too. Elsewhere comments and docstrings are, because strings there
+# quote what the package or MPI prints.
+PACKAGE = ("python", "src")
+BESIDE = ("benches", "build_support", "docs", "examples", "packaging", "tools", "ucx-sys")
 
 # Code in a sentence.
 QUOTED = re.compile(r"``[^`]*``|`[^`\n]*`|:\w+:`[^`]*`|^ *(>>>|\.\.\.).*$", re.M)
@@ -114,23 +119,40 @@ def raw_prose(file):
         text = fence.sub(lambda m: m[2] if m[1] == "text" else "", text)
         yield re.sub(r"`[^`\n]*`|\]\([^)]*\)", "``", text)
     elif file.suffix == ".py":
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-                yield QUOTED.sub("``", node.value)
-    else:
+        yield from (QUOTED.sub("``", words) for words in strings(ast.parse(text), is_package(file)))
+    elif is_package(file):
         for line in text.splitlines():
             if not line.lstrip().startswith("//"):
                 yield from (m for m in re.findall(r'"((?:[^"\\]|\\.)*)"', line) if " " in m)
 
 
+def is_package(file):
+    return file.relative_to(ROOT).parts[0] in PACKAGE
+
+
+def strings(tree, all_of_them):
+    """The strings of a program with a space, or its docstrings alone."""
+    for node in ast.walk(tree):
+        if all_of_them:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                yield node.value
+        elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
 @functools.cache
 def prose(file):
-    """What a reader reads as text, with single spaces: a page without code; comments, docstrings
-    and strings of a program."""
+    """What a reader reads as text, with single spaces: a page without code; the comments and
+    docstrings of a program, and the strings of the package."""
     return [" ".join(words.split()) for words in raw_prose(file)]
 
 
-SOURCES = [*(ROOT / "python").rglob("*.py"), *(ROOT / "src").rglob("*.rs")]
+SOURCES = [
+    file
+    for folder in (*PACKAGE, *BESIDE)
+    for suffix in ("py", "rs")
+    for file in (ROOT / folder).rglob(f"*.{suffix}")
+]
 
 
 def test_comments_are_read(tmp_path):

@@ -40,7 +40,7 @@ pub struct ucp_params_t {
     pub name: *const c_char,
 }
 
-/// With room for the fields of newer versions, which are not asked for.
+/// With space for the fields of newer versions, which are not asked for.
 #[repr(C)]
 pub struct ucp_context_attr_t {
     pub field_mask: u64,
@@ -50,7 +50,7 @@ pub struct ucp_context_attr_t {
     pub rest: [u64; 32],
 }
 
-/// With room for the fields of newer versions, which are not set.
+/// With space for the fields of newer versions, which are not set.
 #[repr(C)]
 pub struct ucp_worker_params_t {
     pub field_mask: u64,
@@ -58,7 +58,7 @@ pub struct ucp_worker_params_t {
     pub rest: [u64; 48],
 }
 
-/// With room likewise.
+/// With space for the fields of newer versions, as above.
 #[repr(C)]
 pub struct ucp_ep_params_t {
     pub field_mask: u64,
