@@ -2,8 +2,8 @@
 (`searches.py`), and if Chromium is installed, the layout is checked in it.
 
 On a phone and on a desktop, no page may be wider than the screen, no table or program wider than
-its column (except for the tables of measurements.md, and on a phone for programs and for tables of three
-columns and more, which scroll), and each picture must exist and have a description. Debian's
+its column (except for the tables of measurements.md, and on a phone for programs and for tables of
+three columns and more, which scroll), and each picture must exist and have a description. Debian's
 package is `chromium`.
 """
 

@@ -51,8 +51,8 @@ FROM_MPIEXEC = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL", "MPIR_
 def environment_outside_mpi() -> dict[str, str]:
     """os.environ without what an mpiexec or pytest around this process has added, plus ENVIRONMENT.
 
-    Also without PYTHONUNBUFFERED, with which print writes a line in pieces, so that the lines of two
-    ranks mix.
+    Also without PYTHONUNBUFFERED, with which print writes a line in pieces, so that the lines of
+    two ranks mix.
     """
     added = (*FROM_MPIEXEC, "PYTHONUNBUFFERED", "PYTEST_", "MPI4JAX_TEST_RESULTS")
     outside = {k: v for k, v in os.environ.items() if not k.startswith(added)}

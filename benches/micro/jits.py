@@ -1,9 +1,10 @@
 """What a call costs under whoever's jit: `python tools/mpirun.py -n 2 benches/micro/jits.py`.
 
 A function that sums 4 bytes over the ranks beside one that does nothing, both waited for.
-Contenders take turns. A time is the median of the rounds. A ratio is the median of the ratios within
-the rounds, with its quartiles: the call's time divided by (the same jit's call of nothing + mpi4py's
-call). The last ratio is the time of the eager call divided by the time of the call under `jax.jit`.
+Contenders take turns. A time is the median of the rounds. A ratio is the median of the ratios
+within the rounds, with its quartiles: the call's time divided by (the same jit's call of nothing +
+mpi4py's call). The last ratio is the time of the eager call divided by the time of the call under
+`jax.jit`.
 """
 
 import time

@@ -3,8 +3,8 @@
     python benches/suite/third_party.py                                 # as in `make bench`
     python benches/suite/third_party.py --programs cg acc --ranks 4     # only these, and 4 ranks
 
-The programs are the ocean model Veros, from PyPI, and the ones in benches/programs/on_small.py. With
-this package they run with MPI4JAX_NOTOKEN=1, because they are written for mpi4jax 0.8 and newer.
+The programs are the ocean model Veros, from PyPI, and the ones in benches/programs/on_small.py.
+With this package they run with MPI4JAX_NOTOKEN=1, since they are written for mpi4jax 0.8 or newer.
 Both contenders are in memory at once and take steps in turns, and their results are compared.
 The measured times go into the table of
 docs/measurements.md; rows that were not measured again stay if they are of that machine and day.

@@ -80,8 +80,8 @@ def pages():
             yield from (ROOT / folder).rglob(name)
 
 
-# The strings of `PACKAGE` are read too. Elsewhere comments and docstrings are, because strings there
-# quote what the package or MPI prints.
+# The strings of `PACKAGE` are read too, and not the others, which quote what the package or MPI
+# prints.
 PACKAGE = ("python", "src")
 BESIDE = ("benches", "build_support", "docs", "examples", "packaging", "tools", "ucx-sys")
 
