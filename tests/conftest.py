@@ -7,7 +7,7 @@ gpu/    the same on fakes for CUDA and NCCL; and scripts for machines with a GPU
 forks/  processes that have imported JAX, for the jobs that tests start
 rust/   the tests of the native module that need more than one file: `make test-rust`
 
-A test has `timeout` seconds (pyproject.toml), or those of its marker `timeout` (pytest-timeout).
+A test has `timeout` seconds: the value in pyproject.toml, or of its marker (pytest-timeout).
 Of the cases of a test with the marker `one_in(k)` a run takes about one in k, by their names, and
 each run of `make test` others: its share is MPI4JAX_TEST_SHARE. With MPI4JAX_TEST_ALL=1, and with
 -k, it takes all.

@@ -38,7 +38,7 @@ def main():
     # Once `listdir` has returned, its own descriptor is closed.
     ours = [int(name) for name in os.listdir("/proc/self/fd")]
     files = {n: n for n in ours if os.path.exists(f"/proc/self/fd/{n}")}
-    # A job of MPICH is known by its launcher, of which the forked process is no child.
+    # A job of MPICH is known by its launcher, and the forked process is not its child.
     environment = {"PMI_JOBID": f"forked-{os.getppid()}"}
     environment |= os.environ
     connection = ask(sys.argv[1], sys.argv[2:], environment, os.getcwd(), files)

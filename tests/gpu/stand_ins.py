@@ -1,4 +1,4 @@
-"""What tests on stand-ins for the CUDA driver and NCCL share; conftest.py has the fixtures."""
+"""What tests on fakes of the CUDA driver and NCCL share; conftest.py has the fixtures."""
 
 import textwrap
 from pathlib import Path

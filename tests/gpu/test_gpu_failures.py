@@ -1,4 +1,4 @@
-"""Operations on a GPU that fail, or never end."""
+"""Operations on a GPU that fail, or never complete."""
 
 import pytest
 from stand_ins import ALLREDUCE, fails

@@ -1,4 +1,4 @@
-"""GPUs of AMD, by fakes of HIP and RCCL: the other tests of this directory use those of CUDA."""
+"""GPUs of AMD, by fakes of HIP and RCCL. The other tests of this directory use fakes of CUDA."""
 
 import pytest
 from libraries import compile_hip

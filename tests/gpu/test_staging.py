@@ -24,7 +24,7 @@ for _ in range(5):
 
 @pytest.mark.parametrize(("mib", "allocations"), [("2", 2), ("1", 6)])
 def test_the_memory_that_is_kept_is_a_setting(python, fakes, tmp_path, mib, allocations):
-    """An operand and a result of 1 MiB each: with less room, one of them is allocated anew."""
+    """An operand and a result of 1 MiB each: with less memory, one of them is allocated anew."""
     log = tmp_path / "cuda.log"
     settings = {"MPI4JAX_TRANSPORT": "staged", "FAKE_CUDA_LOG": log, "MPI4JAX_STAGING_MIB": mib}
     result = python(LARGE, {**fakes, **settings})

@@ -17,13 +17,13 @@ DERIVATIVES = "value and jax.jit and allreduce or derivatives and reduce_scatter
 REDUCED = "reduces_every and not float4 and not float8 and not int2"
 # Values at the edges of dtypes, and ranks without rows, on each transport that reduces by itself.
 EDGES = {"values": "int8 or float32 or bfloat16", "no_rows": "inside and (rank and 0)"}
-# Transports of which the suite in tests/rust does not try every dtype; what else is set.
+# Transports whose dtypes the suite in tests/rust does not all try; what else is set.
 RUNS = {
     "staged-gpu": (
         {"ops": OPS, "halo": SUMS, "overlap": f"{STARTED} or {DERIVATIVES}", **EDGES},
         {},
     ),
-    # Non-blocking operations are staged, as with "staged".
+    # Nonblocking operations are staged, as with "staged".
     "cuda-mpi-gpu": ({"ops": OPS, "halo": HALOS, **EDGES}, {}),
     "nccl-gpu": ({"ops": f"{OPS} or {REDUCED}", "halo": HALOS, **EDGES}, {}),
     "nccl-gpu, messages staged": ({"overlap": STARTED}, {"MPI4JAX_NCCL_MESSAGES": "staged"}),
@@ -57,7 +57,7 @@ def test_all_ops(mpirun, fakes, run):
 
 
 def test_what_runs_on_a_machine_with_a_gpu(mpirun, fakes):
-    """The scripts in this folder, so that they have no faults of their own when they get there."""
+    """The scripts in this directory, so that they are known to be right before."""
     env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_NCCL_MESSAGES": "nccl"}
     result = mpirun(2, HERE / "ops.py", "300001", env=env)
     assert result.returncode == 0, result.stdout + result.stderr

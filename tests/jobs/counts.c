@@ -1,7 +1,7 @@
 // Preloaded by tests/jobs/test_counts.py: counts what a rank hands to MPI, and calls MPI.
 //
 // All arguments are integers or pointers, which calling conventions of 64-bit Linux pass in registers or 8 bytes of
-// the stack, and so one declaration is that of each function in every MPI library: mpi.h is not needed.
+// the stack, and so one declaration fits each function in every MPI library: mpi.h is not needed.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -337,7 +337,7 @@ def _fill():
         # Errors twice, the ends of the ids, and their number.
         "MPI_Allreduce": (4, 8 + 16 + 8 + 8),
         "MPI_Ibarrier": (3, 0),
-        # Entries of the directory, of which each rank stores its own; questions; requests.
+        # Each rank's own entries of the directory; questions; requests.
         "MPI_Issend": (2 * NEIGHBORS, 16 * NEIGHBORS),
         "MPI_Isend": (NEIGHBORS, 16 * NEIGHBORS),  # answers
     },

@@ -46,7 +46,7 @@ class Fault:
         time_limit: seconds from the start of mpiexec, on a busy machine.
         library: what the MPI library's name has in it, if others behave differently.
         prelude: what the program starts with.
-        fork: ranks are forked (run_job). Not where the end of a process ends the job: MPICH's
+        fork: ranks are forked (run_job). Not where MPI aborts the job when a process ends: MPICH's
             mpiexec then merges the exit statuses of processes of its own.
     """
 

@@ -116,7 +116,7 @@ FAULTS = {
     "a rank that is killed": Fault(
         "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nwait(nt.allreduce(x, MPI.SUM))",
         ("[Kk]illed|signal 9|KILLED",),
-        silent=("has finished", HUNG, ENDS_JOB),  # it is MPI that ends the job
+        silent=("has finished", HUNG, ENDS_JOB),  # it is MPI that aborts the job
     ),
     # Nobody knows for how long it is stopped: the time limit counts from its end.
     "a rank that is stopped for a while": Fault(

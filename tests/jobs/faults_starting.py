@@ -23,7 +23,7 @@ def setting(name: str, value: str, rank: int = 1) -> str:
 
 
 def fails(first: str, *says: str) -> Fault:
-    """A rank that fails in the import ends the job."""
+    """A rank that fails in the import aborts the job."""
     says = (f"r1 .*{ENDS_JOB}", *says)
     return Fault(first + IMPORT, says, ranks=3, silent=("the end",), prelude=BEFORE, fork=False)
 

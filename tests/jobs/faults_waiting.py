@@ -77,7 +77,7 @@ FAULTS = {
     "a rank that compiles": Fault(
         "def long(x):\n"
         "    comm.Barrier()\n"
-        # Long enough that the time-out falls into one stage, and not between two.
+        # Long enough that the timeout falls into one stage, and not between two.
         "    for i in range(60000): x = jnp.sin(x) * i\n"
         "    return x\n"
         "if rank == 1: wait(jax.jit(long)(x))\n"

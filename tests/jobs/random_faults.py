@@ -2,8 +2,8 @@
 
 import random_outside
 
-# Of a fault, what the output says of it; `{rank}` and `{line}` are those of the fault. Where ranks
-# have done parts of collectives through mpi4py, that one has ended is said, and proves nothing.
+# What the output says of each fault, which is on `{rank}`, in `{line}`. Where ranks have done parts
+# of collectives through mpi4py, the output says that a rank has ended, which proves nothing.
 SAYS = {
     "ends early": r"can never complete: rank {rank} has finished",
     "sleeps": r"rank {rank} is in no operation.*program.py:{line}",

@@ -261,7 +261,7 @@ class Maker(random_started.Starts, random_outside.Outside, random_network.Networ
         self.job.add([b], f"check({received}, {k + a})")
 
     def chain(self) -> None:
-        """Each sends to the next one, in an open chain or a ring, of which some end afterwards."""
+        """Each sends to the next one, in an open chain or a ring, and some end afterwards."""
         if not (usable := self.all_here()):
             return
         comm, k = self.random.choice(usable), self.number()
@@ -276,7 +276,7 @@ class Maker(random_started.Starts, random_outside.Outside, random_network.Networ
             self.job.add([r], f"check({call}, {expected})")
 
     def at_once(self) -> None:
-        """Two threads of each rank, of which one may be slow, on two communicators."""
+        """Two threads of each rank, on two communicators; one of the threads may be slow."""
         if not (usable := self.all_here()):
             return
         comm, k = self.random.choice(usable), self.number()
@@ -304,7 +304,7 @@ class Maker(random_started.Starts, random_outside.Outside, random_network.Networ
         comm, k, periodic = self.random.choice(usable), self.number(), self.random.random() < 0.5
         n = len(comm.ranks)
         self.job.add(comm.ranks, f"g{k} = {comm.name}.Create_cart([{n}], [{periodic}])")
-        # All ranks start it, or none: MPI matches no blocking collective with a non-blocking one.
+        # All ranks start it, or none: MPI matches no blocking collective with a nonblocking one.
         is_started = self.random.random() < 0.5
         for i, r in enumerate(comm.ranks):
             ends = [k + comm.ranks[e % n] if periodic or 0 <= e < n else -1 for e in (i - 1, i + 1)]

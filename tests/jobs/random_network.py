@@ -12,7 +12,7 @@ class Network:
     """The steps, of a `Maker`."""
 
     def outage(self, seconds=None):
-        """The cable is cut while the steps that follow communicate."""
+        """The cable is interrupted while the steps that follow communicate."""
         seconds = seconds or self.random.choice([5, 10, 20])
         # TCP repeats what was lost after pauses that double.
         self.job.sleeps += 2 * seconds
@@ -26,7 +26,7 @@ class Network:
             self.job.add(self.alive, "mpi4jax.default_comm()")
 
     def cut(self):
-        """The cable is cut forever, and then all ranks wait for each other."""
+        """The cable is interrupted forever, and then all ranks wait for each other."""
         ranks = self.alive
         self.job.add(ranks, "nt.barrier(comm=world); mpi4jax.flush()")
         self.job.add([self.random.choice(ranks)], "outage(0)")

@@ -1,4 +1,4 @@
-"""What goes on around random jobs (random_jobs.py), of which the package knows nothing.
+"""What goes on around random jobs (random_jobs.py), without the knowledge of the package.
 
 Custom calls wait for a server, standard error is a full pipe that nobody reads, ranks are traced by
 a debugger, and programs communicate by mpi4py alone, on communicators of any kind.

@@ -31,7 +31,7 @@ def mpi4jax(*arguments):
 
 
 def test_run(tmp_path):
-    """Lines begin with their rank, and the exit status is that of the job."""
+    """Lines begin with their rank, and the exit status is the exit status of the job."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     job = mpi4jax("run", "-n", "2", program, "-x", "1")

@@ -134,7 +134,7 @@ def shallow_water(example, ranks, path, *how, days="0.3"):
 
 @pytest.fixture(scope="module")
 def final_state():
-    """final_state(example, folder, ranks, *how): computed once."""
+    """`final_state(example, folder, ranks, *how)`: computed once."""
     states = {}
 
     def state(example, folder, *case):
@@ -277,7 +277,7 @@ def test_finite_volumes_do_not_depend_on_the_ranks(example, tmp_path):
             runs.append(dict(file))
     assert picture.stat().st_size > 10_000
     one, two = runs
-    # The scalar product of the adjoint with what it began with is the goal.
+    # The inner product of the adjoint with its initial value is the goal.
     np.testing.assert_allclose(one["product"], one["goal"], rtol=1e-4)
     for name in ("last", "gradient"):
         scale = np.abs(one[name]).max()
@@ -298,7 +298,7 @@ def test_navier_stokes_does_not_depend_on_the_ranks(example, tmp_path):
 
 
 def test_channel_does_not_depend_on_the_ranks(example, tmp_path):
-    """The pressure leaves no divergence, and the gradient is that of finite differences."""
+    """The pressure leaves no divergence, and the gradient agrees with finite differences."""
     runs = []
     for ranks in (1, 3):
         size = ["--points", "10", "--steps", "5", "--save", tmp_path / "run.npz"]

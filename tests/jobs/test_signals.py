@@ -138,7 +138,7 @@ def test_termination_is_one_line_of_a_host(run, to):
 
 @pytest.mark.parametrize("to", ["mpiexec", "ranks"])
 def test_an_interrupt_is_a_line_of_each_rank(run, to):
-    """Open MPI's mpiexec terminates its ranks then, that of MPICH passes the interrupt on."""
+    """Open MPI's mpiexec terminates its ranks then; MPICH's mpiexec passes the interrupt on."""
     waits = rf"mpi4jax: SIG(INT|TERM) ends .*rank.* is {PLACES[0]}"
     for _ in range(RUNS):
         text = run(signal.SIGINT, to)

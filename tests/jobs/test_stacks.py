@@ -75,7 +75,7 @@ def test_who_looks_does_no_harm(start):
 
 
 def test_programs_wait_for_their_own_threads():
-    """Those that join all threads, or wait until there is one, would never end."""
+    """Programs that join all threads, or wait until there is one, would wait forever."""
     program = (
         "import threading, mpi4jax; print([t.name for t in threading.enumerate()], end='');"
         "[t.join() for t in threading.enumerate() if t is not threading.main_thread()]"

@@ -1,7 +1,7 @@
 """Two hosts: network namespaces of one machine.
 
-Where their link is cut in the middle of an allreduce, raw Open MPI waits for ever, and so does its
-mpiexec.
+Where their link is interrupted in the middle of an allreduce, raw Open MPI waits forever, and so
+does its mpiexec.
 """
 
 import re
@@ -118,7 +118,7 @@ def test_two_hosts(tmp_path, fault, shared, says):
                 time.sleep(0.1)
             if fault == "cut":
                 hosts.cut()
-            # Open MPI's mpiexec may wait for ever for a host that it cannot reach.
+            # Open MPI's mpiexec may wait forever for a host that it cannot reach.
             deadline = time.monotonic() + 60
             while job.poll() is None and "aborting the job (" not in log.read_text():
                 assert time.monotonic() < deadline, log.read_text()

@@ -69,7 +69,7 @@ def folder():
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
-    """Programs stay in memory: those of all files are more than 8 ranks have in one machine."""
+    """Compiled programs stay in memory: for all files on 8 ranks, one machine has too little."""
     yield
     jax.clear_caches()
 

@@ -10,7 +10,7 @@ class Killed(BaseException):
 
 
 class Kill:
-    """At one of the moments when Python touches files, of which there are `seen`."""
+    """Raise at one of the `seen` moments when Python touches files."""
 
     def __init__(self):
         self.at, self.seen, self.on = None, 0, False

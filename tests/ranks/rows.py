@@ -47,7 +47,7 @@ def ragged_counts(rank, size):
     return [(rank + 2 * r + 1) % 3 for r in range(size)]
 
 
-SPARE = 1  # rows that stay where they are, and room for such
+SPARE = 1  # rows that stay where they are, and the space for them in the result
 
 
 def ragged_alltoall(xp, case, xs):

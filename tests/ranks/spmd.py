@@ -109,7 +109,7 @@ def total_of(p, axes):
     def gradient(*args):
         g = jax.grad(total, allow_int=True)(args)
         g = jax.tree.map(lambda g, x: x if g.dtype == jax.dtypes.float0 else g, g, args)
-        # Without the types, that of a replicated argument need not be equal on all devices.
+        # Without the types, the gradient of a replicated argument may differ between devices.
         return g if p.check_vma else jax.tree.map(lambda x: lax.pmean(x, axes), g)
 
     return gradient
@@ -121,8 +121,8 @@ SLOW = ("second derivative", "gradient inside")  # where each equation is a call
 def results(p, axes, mapped, args, part=lambda tree, specs: tree, known=None, jit=jax.jit):
     """What comes of a program, by names.
 
-    ``mapped(f, in_specs, out_specs)`` is a `shard_map`, ``part`` takes what a device has of arrays
-    that are cut, and ``known`` are the results on all devices.
+    ``mapped(f, in_specs, out_specs)`` is a `shard_map`, ``part`` takes a device's blocks of sharded
+    arrays, and ``known`` are the results on all devices.
     """
     f, within = mapped(p.f, p.ins, p.outs), mapped(total_of(p, axes), p.ins, p.ins)
     whole = known["value"] if known else jax.eval_shape(f, *args)
@@ -151,7 +151,7 @@ def results(p, axes, mapped, args, part=lambda tree, specs: tree, known=None, ji
     return jit(all_of_them)(*args)
 
 
-SPECS = {"value": "outs", "tangent outside": "outs"}  # how results are cut; others as arguments
+SPECS = {"value": "outs", "tangent outside": "outs"}  # how results are sharded; others as arguments
 
 
 # ---- Of random functions: a statement is a dict, and has other statements in its "body"

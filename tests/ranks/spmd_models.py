@@ -179,7 +179,7 @@ def heat_on_a_grid(u):
 
 @program((AB, A), AB, rows(2, 3), lambda n: (2 * n,), grid=True)
 def two_axes_of_parallelism(x, w):
-    """Gradients of weights that are cut along one axis and equal along the other."""
+    """Gradients of weights that are sharded along one axis and equal along the other."""
 
     def loss(w):
         whole = lax.all_gather(w, "a", tiled=True)

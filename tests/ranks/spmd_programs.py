@@ -2,7 +2,7 @@
 
 Each is written with names of JAX alone, for a mesh of `n` along the axis "i", or for one of two
 axes, "a" and "b". Run as a program, on `n` virtual devices of one process, this writes what JAX
-gives: `python spmd_programs.py lines n file`, or `grids` for those of two axes.
+gives: `python spmd_programs.py lines n file`, or `grids` for meshes of two axes.
 """
 
 import pickle

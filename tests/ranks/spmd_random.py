@@ -245,7 +245,7 @@ def make(seed):
     ), statements
 
 
-# Small ones, of which each has what those before have not.
+# Small functions; each has something that the functions before it do not have.
 SEEDS = (1183, 511, 674, 1495, 1149, 950, 1507, 1471, 2750, 2854)
 for seed in SEEDS:
     PROGRAMS[f"random functions, {seed}"] = make(seed)[0]

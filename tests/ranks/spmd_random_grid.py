@@ -201,7 +201,7 @@ def wrapped(s, outer):
 
         found = []
         for g, axes in zip(jax.grad(loss)(values), OVER, strict=True):
-            # Without the types, that of a replicated value need not be equal on all devices.
+            # Without the types, the gradient of a replicated value may differ between devices.
             rest = tuple(axis for axis in ("a", "b") if axis not in axes)
             found.append(jnp.sin(lax.pmean(own(g, rest), rest) if rest else g))
         return found

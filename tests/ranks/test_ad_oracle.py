@@ -56,7 +56,7 @@ def test_value_and_derivatives(case):
 
 
 def test_new_reducing_op_has_no_derivative_by_accident():
-    """The formulas for PROD, MAX and MIN are those of the ops that there are."""
+    """The formulas for PROD, MAX and MIN hold for the existing operations only."""
 
     class Fold(Allreduce):
         name = "fold"

@@ -2,8 +2,8 @@
 
 Programs whose ranks do different things: what is perturbed on one rank is a constant on another,
 a result is dropped, a loss depends on one rank only. Every one of them has to communicate in
-program order, backward in the reverse order, once, on both ranks. If it does not, it waits for
-ever: conftest.py ends it.
+program order, backward in the reverse order, once, on both ranks. If it does not, it waits
+forever: conftest.py ends it.
 """
 
 import jax

@@ -252,7 +252,7 @@ def test_random_program_forward_and_reverse(calls, seed):
 
     push = jit(lambda v, t: jax.jvp(f, (v,), (t,))[1])
     derivative = COMM.allreduce(float(push(values, tangents)))
-    # The tangent of a message follows it; that of a wildcard goes where the message went.
+    # The tangent of a message follows it, also where the receive had a wildcard.
     found = calls(lambda: push(values, tangents))
     assert found[::2] == calls_of(program, forward)
     assert found[1::2] == [(forward[tag], tag) for tag in tags(program)]

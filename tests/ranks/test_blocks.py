@@ -214,7 +214,7 @@ def test_regions(shape):
 @pytest.mark.parametrize("cells", [2, 3, 6])
 @pytest.mark.parametrize("border", [None, "edge", (3.0, None)])
 def test_a_stencil_beside_an_exchange(cells, border):
-    """As after the exchange, with its derivative; of blocks that are all rim, too."""
+    """As after the exchange, with its derivative; also for blocks of boundary cells only."""
     cart = grid(2, [False, True])
     x = np.random.default_rng(RANK).normal(size=(2, cells + 2, cells + 3)).astype(np.float32)
     options = {"width": [1, (1, 2)], "border": border}

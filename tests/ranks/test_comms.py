@@ -270,7 +270,7 @@ def test_all_ops_that_make_a_communicator_are_tried():
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("op", FIRST)
 def test_a_communicator_is_made_while_rank_0_waits_for_a_result(op, jit):
-    """Open MPI makes those of COMM_WORLD before others."""
+    """Open MPI makes communicators from COMM_WORLD before others."""
     x = jnp.ones((200, 200)) / 200
 
     def slow(x):

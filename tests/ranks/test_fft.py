@@ -182,7 +182,7 @@ def test_types(case):
 @both
 @pytest.mark.usefixtures("tiles")
 def test_derivatives(name, real):
-    """Those of the transform of the whole array, which JAX has; in batches too."""
+    """They are the derivatives of JAX's transform of the whole array; in batches too."""
     layout, (forward, inverse) = LAYOUTS[name], REAL[real]
     x, t, c = (numbers(layout.shape, np.float64 if real else complex, seed) for seed in range(3))
     spectrum = fft.spectral_layout(layout, real=real)

@@ -31,7 +31,7 @@ class Case:
         if name == "only others'":
             needed = [np.setdiff1d(n, o) for n, o in zip(needed, self.owned, strict=True)]
         if name == "own and others'":
-            # Each once, this rank's own first: as many as are received, in another order.
+            # Each id once, this rank's own first; nothing is received twice, and the order differs.
             others = [np.setdiff1d(n, o) for n, o in zip(needed, self.owned, strict=True)]
             needed = [np.r_[pair] for pair in zip(self.owned, others, strict=True)]
         if name == "empty parts":

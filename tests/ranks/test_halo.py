@@ -40,7 +40,7 @@ def pairs(width, d):
 
 
 class Model:
-    """Which cell of which rank each cell of a block is a copy of.
+    """For each cell of a block, the rank and the cell that it is a copy of.
 
     ``inner[k]`` has the inner cells of the blocks along dimension k of the grid.
     """
@@ -90,7 +90,7 @@ class Model:
         return y
 
     def adjoint(self, cs):
-        """The cotangent of this rank's block, given those of all results."""
+        """The cotangent of this rank's block, given the cotangents of all results."""
         out = np.zeros_like(cs[RANK])
         for rank in range(SIZE):
             for here, owner, there in self.sources(rank):
@@ -411,7 +411,7 @@ def test_halo_add_is_the_transpose(border, corners):
         assert_equal(f(c.astype(np.int32)), np.asarray(expected).astype(np.int32))
     batch = jax.vmap(add)(jnp.stack([c, 2 * c]))
     assert_equal(batch, np.stack([expected, 2 * expected]))
-    # Its derivatives: that of the exchange, whose border of a number is zeros then.
+    # Its derivative is the derivative of the exchange, with a border of zeros for a number.
     x, t = whole_numbers(c.shape, 2), whole_numbers(c.shape, 3)
     assert_equal(jax.jvp(add, (c,), (t,))[1], add(t))
     (g,) = jax.vjp(add, jnp.asarray(c))[1](jnp.asarray(x))

@@ -1,5 +1,5 @@
-"""Arrays with axes before those of a block or layout: each function does to each component what it
-does to the component alone, and so do its gradient and the same function of a tree."""
+"""Arrays with axes before the axes of a block or layout: each function does to each component what
+it does to the component alone, and so do its gradient and the same function of a tree."""
 
 import shutil
 import tempfile
@@ -106,7 +106,7 @@ EXCHANGES = exchanges()
 
 
 def components(shape, seed=0):
-    """A tree of arrays with no, one and two axes before those of the block."""
+    """A tree of arrays with no, one and two axes before the axes of the block."""
     make = np.random.default_rng([RANK, seed]).standard_normal
     batches = {"none": (), "one": (3,), "two": (2, 2)}
     return {name: jnp.asarray(make((*b, *shape)), "float32") for name, b in batches.items()}

@@ -1,4 +1,4 @@
-"""The solvers of `mpi4jax.linalg`, on vectors of which each rank has a part, against NumPy."""
+"""The solvers of `mpi4jax.linalg`, on vectors that are distributed over ranks, against NumPy."""
 
 import functools
 import re
@@ -100,7 +100,7 @@ def test_solution(name):
     everyone = np.concatenate(COMM.allgather(np.asarray(x)))
     left = np.linalg.norm(b - matrix(*SOLVERS[name][1:]) @ everyone)
     np.testing.assert_allclose(info.residual_norm, left, rtol=0.1, atol=1e-14)
-    # The tolerance is that of the residual, also where a recurrence has another norm.
+    # The tolerance is for the norm of the residual, even if a recurrence has another norm.
     most = run(name, b[MINE], tol=0.02)[1].iterations
     for scale in (1e-9, 1e9):
         close(run(name, b[MINE], scale=scale)[0], expected(name, b)[MINE])
@@ -288,7 +288,7 @@ def test_least_squares(damp):
     columns, rows = whole[:, MINE], np.array_split(np.arange(2 * N), SIZE)
     counts = [len(r) for r in rows]
 
-    def A(scale, x):  # each rank has columns; the product is summed, and cut into rows
+    def A(scale, x):  # each rank has columns; the product is summed, and its rows are distributed
         y = notoken.allreduce(scale * (columns @ x["x"]))
         return notoken.pvary(y)[rows[RANK]]
 
@@ -319,7 +319,7 @@ def test_least_squares(damp):
 
 @pytest.mark.min_ranks(2)
 def test_an_iteration_of_lsmr_sends_the_messages_of_two_products(logged):
-    """Not those of a third one, on zeros, which a transpose begins with."""
+    """A transpose begins with a product of zeros, whose messages are not sent."""
     (b,) = vectors(1)
 
     def messages(maxiter):
@@ -390,7 +390,7 @@ def stencil(d, upper, comm, lower=1):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["cg", "bicgstab", "gmres, restarted", "minres", "lsmr"])
 def test_bits_of_a_solution(name):
-    """Those of a solve on this rank alone, however the rows are cut."""
+    """The bits of a solve on this rank alone, however the rows are distributed."""
     solver, d, upper = SOLVERS[name]
     rows = 203
     rng = np.random.default_rng(8)

@@ -1,7 +1,7 @@
 """Numbers as operands, which are literals of a jaxpr and have no shape there.
 
-Each operation of a number, in each control flow and under each transformation, as of the same
-number where it is an array: an argument of the compiled function.
+Each operation on a number, in each control flow and under each transformation, gives what it gives
+for the same number as an array, which is an argument of the compiled function.
 """
 
 import itertools

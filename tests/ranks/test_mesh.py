@@ -50,7 +50,7 @@ def test_communicators_are_freed_with_that_of_the_mesh():
 def test_a_communicator_is_made_by_a_collective_that_is_traced():
     mesh = mpi4jax.Mesh((2, 2), ("i", "j"), comm=COMM.Dup())
     assert {*mesh._comms} == {("i",), ("j",), ("i", "j")}
-    mesh._comms.pop(("i",)).Free()  # as of two axes of three
+    mesh._comms.pop(("i",)).Free()  # not made before, as for two axes of three
     f = mpi4jax.shard_map(lambda x: lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
     assert jax.jit(f)(jnp.ones(1)) == 2
     assert mesh.comm("i").Get_size() == 2

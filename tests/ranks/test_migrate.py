@@ -169,7 +169,7 @@ def test_wrong_counts():
 
 
 def test_an_owner_that_is_no_rank():
-    """It is an error on all ranks, and the row is not dropped."""
+    """All ranks raise, and the row is not dropped."""
     comm = COMM.Dup()
     for wrong in (SIZE, -1, 2**31 - 1):
         owners = jnp.array([0, wrong if RANK == SIZE - 1 else 0, wrong])

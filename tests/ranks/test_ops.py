@@ -132,7 +132,7 @@ WAYS = {
 
 @pytest.mark.parametrize("case", WITH_DATA, ids=str)
 def test_python_numbers_stay_weak(case):
-    """Their type gives way to that of what they meet, as after every function of JAX's."""
+    """Their type gives way to the type of what they meet, as after every function of JAX's."""
     x = jnp.broadcast_to(2.0, case.shape((), RANK))
     assert x.weak_type
     run = functools.partial(case.run, "notoken")
@@ -332,7 +332,7 @@ def test_any_root():
 
 @pytest.mark.parametrize("same_shape", [True, False])
 def test_donated_input(same_shape):
-    """One whose shape is that of its result is given up."""
+    """An input with the shape of its result is deleted."""
 
     def has_its_shape(case):  # on all ranks
         xs = case.operands(payload=(40,))

@@ -33,7 +33,7 @@ def close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-# ---- Values and derivatives: those of the operations that wait at once
+# ---- Values and derivatives: equal to the blocking operations'
 
 
 @pytest.mark.one_in(3)
@@ -333,7 +333,7 @@ def test_ipvary_starts_while_the_layers_before_are_computed():
             (starts if name == "mpi4jax_start" else waits).append((k, of))
     assert len(starts) == len(waits) == len(ws)
     assert max(starts)[0] < min(waits)[0]
-    # The cotangent of a layer is computed once that of the layer behind it has started.
+    # A layer's cotangent is computed once the reduction of the layer behind it has started.
     for (behind, _), (_, of) in itertools.pairwise(starts):
         assert behind in of
 

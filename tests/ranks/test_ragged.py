@@ -41,7 +41,7 @@ def model(xs, counts, room=ROOM):
 
 
 def transposed(cs, counts):
-    """The cotangents of all ranks' operands, of those of the results."""
+    """The cotangents of all ranks' operands, given the cotangents of the results."""
     out = np.zeros((SIZE, ROWS, *cs.shape[2:]), cs.dtype)
     starts, places = np.cumsum(counts, axis=1) - counts, np.cumsum(counts, axis=0) - counts
     for s in range(SIZE):
@@ -70,7 +70,7 @@ def test_counts_that_change(exchange, jit):
 
 
 def test_loop_in_which_counts_are_computed(exchange):
-    """Rows go on to other ranks, as many as have come and as the step says."""
+    """Each step sends the rows that the step before has received, by counts of its own."""
     steps = 5
     shares = random_counts(3, (steps,))
     start = all_rows(3)
@@ -188,7 +188,7 @@ def test_pytrees_of_several_dtypes(exchange):
 
 
 def test_ranks_of_different_sizes(exchange):
-    """Of arrays and of rooms; a rank without rows, and one without room."""
+    """The ranks' operands and capacities differ; one rank has no rows, and others no capacity."""
     rows = np.arange(RANK, dtype=np.float32)
     counts = np.zeros(SIZE, int)
     counts[-1] = RANK

@@ -67,7 +67,7 @@ def test_a_sum_that_is_made_of_a_sum(program):
 
 @programs
 def test_right_programs_are_left_alone(program, monkeypatch):
-    """Their gradients are those of finite differences."""
+    """Their gradients agree with finite differences."""
 
     def loss(s):
         return program(pvary, pvary(s) * X, pvary(s))

@@ -1,4 +1,4 @@
-"""`reproducible_sum`: its bits are those of the exact sum, rounded once."""
+"""`reproducible_sum`: it has the bits of the exact sum, rounded once."""
 
 import math
 
@@ -135,7 +135,7 @@ def test_too_large_a_sum_is_infinite():
 
 
 def test_derivatives():
-    """Those of an allreduce; in loops, and under checkpoint."""
+    """They are the derivatives of an allreduce; in loops, and under checkpoint."""
     x, t = numbers("float32", 6, "normal"), np.arange(6, dtype=np.float32)
     f = lambda x: reproducible_sum(x) ** 2
     total = float(reproducible_sum(x))

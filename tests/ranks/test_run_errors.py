@@ -43,7 +43,7 @@ def arguments(name, comm):
 @pytest.mark.parametrize("name", ROWS)
 def test_an_eager_call_raises_one_type_with_the_words_of_the_operation(name):
     comm = failed_comm()
-    for _ in range(2):  # of which the second is dispatched from C++
+    for _ in range(2):  # the second call is dispatched from C++
         with pytest.raises(jax.errors.JaxRuntimeError) as e:
             jax.block_until_ready(getattr(notoken, name)(**arguments(name, comm)))
         assert str(e.value).startswith(f"{name}: {EARLIER}"), e.value

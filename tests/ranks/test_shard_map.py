@@ -312,7 +312,7 @@ PAIRS = {
 @pytest.mark.parametrize("congruent", [False, True])
 @pytest.mark.parametrize("name", PAIRS)
 def test_operations_inside(name, congruent, check_vma):
-    """Values and derivatives are those of JAX's collectives, with another communicator, too."""
+    """Values and derivatives are the same as JAX's, with another communicator, too."""
     operation, collective, outs = PAIRS[name]
     comm = CONGRUENT if congruent else COMM
     mesh = mpi4jax.Mesh(comm=COMM)

@@ -182,7 +182,7 @@ def test_the_rule_of_a_custom_vmap(factor, jit):
 
 
 def cube_root(a):
-    """Of a sum over ranks: its derivative is that of the implicit function."""
+    """The cube root of a sum over ranks, with the derivative of an implicit function."""
 
     def solve(f, z):
         return lax.fori_loop(0, 30, lambda _, z: z - f(z) / (3 * z**2), z)

@@ -1,6 +1,6 @@
 """Branches of a function over two axes that only some ranks take, and their gradients.
 
-JAX's own collectives on CPUs deadlock in them. The expected values are those of whole arrays.
+JAX's own collectives on CPUs deadlock in them. The expected values are computed from whole arrays.
 """
 
 import jax

@@ -42,7 +42,7 @@ WHOLE = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
 
 
 def expected(spec, whole=WHOLE):
-    """This rank's block, cut axis by axis."""
+    """This rank's block, taken axis by axis."""
     for axis, names in enumerate(spec):
         names = (names,) if isinstance(names, str) else names or ()
         n = int(np.prod([MESH.shape[name] for name in names], dtype=int))

@@ -72,7 +72,7 @@ def test_reasons_of_a_batch():
 
 @solvers
 def test_monitor(solver):
-    """The norms of the vectors of the iteration, the last of which is that of the solution."""
+    """The solver's norm in each iteration; the last one belongs to the solution."""
     seen = []
     monitor = lambda k, norm: seen.append((int(k), float(norm)))
     A = diagonal(VALUES)

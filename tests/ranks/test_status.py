@@ -147,7 +147,7 @@ def test_tags_select(jit):
 
 @jits
 def test_largest_tag(jit):
-    # The upper half is that of derivatives.
+    # Derivatives use the upper half.
     largest = 2 ** ((MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1).bit_length() - 2) - 1
     status = MPI.Status()
     f = jit(

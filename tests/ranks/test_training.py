@@ -87,7 +87,7 @@ def test_specs_of_optimizer_states():
 
 @pytest.mark.parametrize("sharded", [True, False], ids=["sharded", "replicated"])
 def test_steps_with_clipping_are_those_of_one_process(sharded):
-    """AdamW, clipped: parameters are cut over `data`, the units of the layer over `model`."""
+    """AdamW, clipped: parameters are sharded over `data`, the layer's units over `model`."""
     params = parameters()
     x, y = jax.random.normal(jax.random.key(5), (2, 8, 8))
     optimizer = optax.adamw(1e-2)

@@ -117,7 +117,7 @@ def test_manager_and_workers():
 
 @jits
 def test_derivatives(jit):
-    """Those of the array; from any source, the cotangent goes back to whoever it was."""
+    """The array is differentiated; from any source, its cotangent goes back to the sender."""
 
     def f(x):
         y, received = mpi4jax.sendrecv_with_status(x, x, MPI.ANY_SOURCE, RIGHT, sendtag=4)

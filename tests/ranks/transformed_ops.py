@@ -67,7 +67,7 @@ def unit(case, api):
 
 @functools.partial(jnp.vectorize, excluded=(0,), signature="(r,i)->(r,i)")
 def unit_of_all(case, X):
-    """The model of the unit; the last two axes of ``X`` are the rank and that of SHAPE."""
+    """The model of the unit; the last two axes of ``X`` are the rank and the axis of SHAPE."""
     ys = case.model(jnp, [_many(jnp, X[r], case.blocks(r)) for r in range(SIZE)])
     return jnp.stack([_one(y, X[r]) for r, y in enumerate(ys)])
 
@@ -94,7 +94,7 @@ def loss(f):
 
 
 class Reference:
-    """What the job as a whole gives. Axes of the inputs come after those of the results."""
+    """What the job as a whole gives. The axes of a result come first, then the axes of an input."""
 
     def __init__(self, case):
         rng = np.random.default_rng(zlib.crc32(str(case).encode()))

@@ -1,7 +1,7 @@
 """Operands at the edges of each dtype, and what `jax.lax` makes of them on devices.
 
 Run as a program on `n` virtual devices of one process, this writes the results that
-`test_values.py` compares with those of `n` ranks: `python values_on_devices.py n file`.
+`test_values.py` compares with the results on `n` ranks: `python values_on_devices.py n file`.
 """
 
 import functools

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Modules by layer: those of one group of lines are one layer.
+/// Modules by layer: a group of lines is one layer.
 fn layers(list: &str) -> Vec<Vec<&str>> {
     let groups = list.split("\n\n").map(|group| group.lines().filter_map(module).collect::<Vec<_>>());
     groups.filter(|group| !group.is_empty()).collect()

@@ -164,7 +164,7 @@ fn no_line_moves_while_a_program_repeats_itself() {
         let steps: Vec<Step> = (0..length).map(|i| Collective(7 + i)).collect();
         assert_eq!(Job::new().transfers(&steps), 0.0, "a loop of {length} collectives");
     }
-    // The program sets something up before, with collectives of which none is repeated.
+    // Before its loop, the program calls collectives that it does not repeat.
     let job = Job::new();
     let setup: Vec<Step> = (100..400).map(Collective).collect();
     assert!(job.transfers(&setup) > 1.0);

@@ -28,7 +28,7 @@ pub enum Model {
     Blocks(Made),
     /// How many rows go from a rank to another, given the root; and whether all get the same.
     Parts { rows: fn(usize, usize, usize) -> usize, is_same: bool },
-    /// Rows, as many as an array says.
+    /// Rows, whose numbers are in an array.
     Ragged,
     /// Ghost cells.
     Ghosts,
@@ -36,7 +36,7 @@ pub enum Model {
     Message,
 }
 
-/// That of each operation.
+/// The model of each operation.
 pub fn model(op: Op, at: Place) -> Model {
     let Place { rank, size, root, reverse } = at;
     let some = |from, to, _| (from + 2 * to + 1) % 3;

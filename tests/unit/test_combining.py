@@ -62,7 +62,7 @@ def step(x):
         # What is computed on this rank alone waits.
         (lambda x, y: [lax.psum(x, "i") / 2, lax.psum(y, "i") / 2, lax.psum(x * y, "i")], [3]),
         (lambda x, y: [lax.psum(step(lax.psum(x, "i")) * y, "i")], [1, 1]),
-        # One does not wait for another of which it needs nothing.
+        # One does not wait for another whose result it does not need.
         (lambda x, y: [lax.pmax(lax.psum(x, "i"), "i"), lax.psum(jnp.sin(y), "i")], [1, 1, 1]),
         # But it moves up, if its operand is there.
         (lambda x, y: [lax.pmax(lax.psum(x, "i"), "i"), lax.psum(y, "i")], [2, 1]),

@@ -1,4 +1,4 @@
-"""Reductions that NCCL lacks, as others: extrema of floats as those of integers, for instance."""
+"""Reductions that NCCL lacks, by others: extrema of floats by extrema of integers, for instance."""
 
 import itertools
 

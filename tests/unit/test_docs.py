@@ -71,7 +71,7 @@ def test_decisions_are_dated_and_listed():
 
 
 def test_pages_have_the_tables_and_lists_of_operations():
-    """Each table has a row for each op, no cell of which is empty."""
+    """Each table has a row for each op, without an empty cell."""
     places = [place[1] for file in FILES for place in operations.PLACE.finditer(file.read_text())]
     assert set(places) == set(operations.MAKERS)
     tables = (operations.derivatives(), 0), (operations.cheats(), 1)

@@ -18,7 +18,7 @@ import mpi4jax
 from mpi4jax import _native, notoken
 
 X = np.ones((SIZE, 3), np.float32)
-# The upper half of the tags is that of derivatives.
+# Derivatives use the upper half of the tags.
 TAG_UB = 2 ** ((MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1).bit_length() - 2) - 1
 
 # A good call of each op; tests replace one argument.

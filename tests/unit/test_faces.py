@@ -55,7 +55,7 @@ def test_all_ghost_cells_are_filled_by_as_few_updates_as_a_block_has_faces(axes,
 @pytest.mark.parametrize("corners", [True, False])
 @pytest.mark.parametrize("axes", [AXES[:1], AXES[:2], AXES])
 def test_cells_are_added_by_as_few_updates_as_a_block_has_faces(axes, corners):
-    """Those of the neighbors along an edge or at a corner are among those of a face."""
+    """The cells of neighbors at an edge or a corner are part of the update of a face."""
     widths, shape = zip(*axes, strict=True)
     found = []
     for peer, steps, (leaf, ranges) in ghosts(widths, shape, corners):

@@ -186,7 +186,7 @@ def test_derivatives_transfer_nothing_of_the_users(name, transform):
     "f", [squared_beside(lambda: jax.checkpoint(send)()), branch], ids=["checkpoint", "cond"]
 )
 def test_equations_without_results_are_kept(f, monkeypatch):
-    """Partial evaluation forgets the effects of these, but not those of what needs their tokens."""
+    """Partial evaluation forgets their effects, but not the effects of what needs their tokens."""
     f = jax.checkpoint(f)
     assert names(grad(f)) == ["send", "recv"]
     monkeypatch.setattr(_ad.exit_p, "bind", lambda token: token)
@@ -416,7 +416,7 @@ def test_primitives_with_functions_inside(name):
     np.testing.assert_allclose(value, f(X))
     np.testing.assert_allclose(tangent, X)  # the derivative of a constant is zero
     forward = jax.jvp(g, (X,), (X,))[1]
-    if name != "while":  # of which JAX has no reverse
+    if name != "while":  # JAX has no reverse mode for it
         np.testing.assert_allclose(jax.vjp(g, X)[1](X)[0], forward)
 
 

@@ -115,7 +115,7 @@ def test_effects_on_mutable_arrays():
 
 
 def test_parameters_of_a_jitted_function():
-    """Those of a function that JAX has jitted, of other numbers of operands and results."""
+    """A call has the parameters of the jitted function; operands and results differ in number."""
 
     def f(*xs):
         return [x + 1 for x in xs[:1]]

@@ -1,4 +1,4 @@
-"""What is made on one rank of 100,000, with communicators that say that they have so many.
+"""What is made on one rank of 100,000, with communicators that report that size.
 
 Functions are traced and lowered, and not run. Asserted are bytes, and not times.
 """

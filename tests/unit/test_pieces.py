@@ -11,7 +11,7 @@ from mpi4jax._numerics.layout import Layout, Pieces
 from mpi4jax._numerics.local_fft import local_fft
 
 SHAPE = (6, 7, 4)
-# Equal, unequal and empty pieces; axes whose order is that of the ranks, and the other order.
+# Equal, unequal and empty pieces; axes in the order of the ranks, and in the other order.
 LAYOUTS = [
     Layout(SHAPE, {0: 3}),
     Layout(SHAPE, {1: 7}),

@@ -75,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
 
 def pages():
     yield from [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-    for folder in (*PACKAGE, *BESIDE, "tests"):
+    for folder in (*PACKAGE, *BESIDE):
         for name in ("README.md", "DECISIONS.md"):
             yield from (ROOT / folder).rglob(name)
 
@@ -83,7 +83,7 @@ def pages():
 # The strings of `PACKAGE` are read too, and not the others, which quote what the package or MPI
 # prints.
 PACKAGE = ("python", "src")
-BESIDE = ("benches", "build_support", "docs", "examples", "packaging", "tools", "ucx-sys")
+BESIDE = ["benches", "build_support", "docs", "examples", "packaging", "tests", "tools", "ucx-sys"]
 
 # Code in a sentence.
 QUOTED = re.compile(r"``[^`]*``|`[^`\n]*`|:\w+:`[^`]*`|^ *(>>>|\.\.\.).*$", re.M)

@@ -50,8 +50,8 @@ impl Suite<'_> {
         }
     }
 
-    /// As many rows of `count` elements as arrays say: these are exchanged, or known already; there and back. And
-    /// more than there is room for.
+    /// Rows of `count` elements, whose numbers are in arrays, which are exchanged or known already; there and back.
+    /// At last more rows than the capacity.
     pub(super) fn ragged(&self, op: Op, dtype: Dtype, count: usize, offset: usize) {
         let (rank, size) = (self.rank(), self.size());
         let rows = |from: usize, to: usize| (from + 2 * to + 1) % 3;
