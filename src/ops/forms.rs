@@ -27,6 +27,30 @@ const IN_SHARD_MAP: &str = ", in shard_map of ";
 const BEHIND: char = '\u{241f}';
 /// Of a collective in a `shard_map` over several axes: the other axes over which its operand varies, as `collectives.py` writes it.
 const OPERAND: &str = ", with an operand that ";
+/// Between the arguments of a `shard_map`, as `boundary.py` writes them.
+const ARGUMENTS: &str = "; ";
+
+/// A collective in a `shard_map`, in words.
+struct InShardMap<'a> {
+    /// All words up to the name of the function.
+    function: &'a str,
+    arguments: Vec<&'a str>,
+    operand: &'a str,
+}
+
+impl<'a> InShardMap<'a> {
+    fn parse(words: &'a str) -> Option<Self> {
+        let name = words.find(IN_SHARD_MAP)? + IN_SHARD_MAP.len();
+        let open = name + words[name..].find('(')?;
+        let end = words.find(OPERAND).unwrap_or(words.len());
+        let arguments = words.get(open + 1..end)?.strip_suffix(')')?;
+        Some(Self {
+            function: &words[..open],
+            arguments: arguments.split(ARGUMENTS).collect(),
+            operand: &words[end..],
+        })
+    }
+}
 
 impl Forms {
     /// What a collective belongs to, for reports: `, of ghosts.Plan 2, in shard_map of f([0]: float32[3] P('i'))`. It is equal on all
@@ -69,6 +93,27 @@ impl Forms {
         operand(one).zip(operand(other)).is_some_and(|(one, other)| one != other)
     }
 
+    /// In the words of several ranks, leaves out the arguments of a `shard_map` that all of them pass alike, if others differ.
+    pub fn without_equal_arguments(words: &mut [String]) {
+        let Some(parsed) = words.iter().map(|words| InShardMap::parse(words)).collect::<Option<Vec<_>>>()
+        else {
+            return;
+        };
+        let is_equal = |argument: &&str| parsed.iter().all(|rank| rank.arguments.contains(argument));
+        if parsed.iter().all(|rank| rank.arguments.iter().all(is_equal)) {
+            return;
+        }
+        let shorter = |rank: &InShardMap| {
+            let mut shown: Vec<&str> = rank.arguments.iter().copied().filter(|it| !is_equal(it)).collect();
+            if shown.len() < rank.arguments.len() {
+                shown.push("the others are equal");
+            }
+            format!("{}({}){}", rank.function, shown.join(ARGUMENTS), rank.operand)
+        };
+        let shorter: Vec<String> = parsed.iter().map(shorter).collect();
+        words.clone_from_slice(&shorter);
+    }
+
     /// Whether a collective belongs, in words, to something that mpi4py does not have: a plan, ghost cells, or a transform.
     pub fn are_of_this_package(words: &str) -> bool {
         [OF_PLAN, OF_TRANSFORM, OF_GHOSTS].iter().any(|start| words.starts_with(start))
@@ -101,6 +146,28 @@ mod tests {
         assert_eq!(Forms::found_in(&counts.behind_line()), ", with counts [2, 1] (in elements)");
         assert!(!Forms::are_of_this_package(&counts.belongs_to()));
         assert_eq!(Forms::split(&format!("a.py:1{}", Forms::default().behind_line())), ("a.py:1", ""));
+    }
+
+    #[test]
+    fn arguments_that_differ_are_named() {
+        let of = |arguments: &str| format!("allreduce #1, in shard_map of step({arguments})");
+        let shortened = |words: &[String]| {
+            let mut words = words.to_vec();
+            Forms::without_equal_arguments(&mut words);
+            words
+        };
+        let [one, other] =
+            [8, 6].map(|n| format!("[0]['w']: int8[3] P(); [1]: int8[{n},4] P('i', 'j'); [2]: int8[] P()"));
+        let [first, second] =
+            [8, 6].map(|n| of(&format!("[1]: int8[{n},4] P('i', 'j'); the others are equal")));
+        assert_eq!(shortened(&[of(&one), of(&other), of(&one)]), [first.clone(), second, first]);
+        let operand = ", with an operand that varies over 'b'";
+        let differs = [of("[0]: int8[1] P()") + operand, of("[0]: int8[2] P()") + operand];
+        assert_eq!(shortened(&differs), differs, "no argument is equal");
+        for unchanged in [[of(&one), of(&one) + operand], [of(&one), "scan #1".into()], [of(&one), of(&one)]]
+        {
+            assert_eq!(shortened(&unchanged), unchanged);
+        }
     }
 
     #[test]

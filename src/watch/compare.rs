@@ -379,9 +379,13 @@ fn texts(call: &Call, running: &Running, rank: i32) -> [(i32, String); 2] {
     let (its, forms) = its_record(call, running, rank)
         .map_or_else(|| ("another operation".into(), String::new()), |its| (its.to_string(), its.forms));
     let belong = [&*call.site.forms.belongs_to(), Forms::found_in(&forms)];
-    let (own, its) = match belong[0] == belong[1] {
-        true => (own, its),
-        false => (own + belong[0], its + belong[1]),
+    let [own, its] = match belong[0] == belong[1] {
+        true => [own, its],
+        false => {
+            let mut both = [own + belong[0], its + belong[1]];
+            Forms::without_equal_arguments(&mut both);
+            both
+        }
     };
     [(comm.world_rank(comm.rank).unwrap_or(0), own), (rank, its)]
 }

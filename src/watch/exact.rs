@@ -8,7 +8,7 @@ use super::compare::{CheckLevel, check_level, print_of};
 use crate::call::Call;
 use crate::comm::{Comm, Comparison, Group};
 use crate::error::{Cause, Error};
-use crate::ops::Dtype;
+use crate::ops::{Dtype, Forms};
 use crate::record::recorder::{Record, Running};
 
 /// Compares a collective with those that the other ranks are about to call.
@@ -66,7 +66,9 @@ fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
     let differs = |part: usize| all.iter().any(|words| words[part] != all[0][part]);
     let detail = [1, 2].into_iter().find(|&part| differs(part) && (part == 1 || !differs(0)));
     let line = |words: &[String; 3]| detail.map_or(words[0].clone(), |part| words[0].clone() + &words[part]);
-    Err(mismatch(comm, &(0..).zip(all.iter().map(line)).collect::<Vec<_>>()))
+    let mut lines: Vec<String> = all.iter().map(line).collect();
+    Forms::without_equal_arguments(&mut lines);
+    Err(mismatch(comm, &(0..).zip(lines).collect::<Vec<_>>()))
 }
 
 /// The error of ranks whose operations have these descriptions, by rank, as far as they are known.

@@ -70,6 +70,26 @@ FAULTS = {
         )
         for env, jit in ((CHECK, False), (LATE, True))
     },
+    **{
+        f"one of {n + 2} arguments of a shard_map differs{', compared' * (env == CHECK)}": Fault(
+            "mesh, rows = nt.Mesh(), jax.sharding.PartitionSpec('i')\n"
+            "f = lambda ws, batch: jax.lax.pmean(ws['w0'] * batch['image'].mean(), 'i')\n"
+            "whole = jax.sharding.PartitionSpec()\n"
+            "f = nt.shard_map(f, mesh=mesh, in_specs=(whole, rows), out_specs=whole)\n"
+            f"ws = {{f'w{{k}}': jnp.ones(2) for k in range({n})}}\n"
+            "wait(f(ws, {'image': jnp.ones((3 + rank, 2)), 'label': jnp.ones(3)}))",
+            (
+                DIFFERENT if env == CHECK else AFTERWARDS,
+                *(
+                    rf"rank {rank}: allreduce #[12] \(SUM, 2 x .*, in shard_map of <lambda>\(\[1\]"
+                    rf"\['image'\]: float32\[{3 + rank},2\] P\('i',?\); the others are equal\)"
+                    for rank in range(2)
+                ),
+            ),
+            env=env,
+        )
+        for n, env in [(6, LATE), (40, CHECK)]
+    },
     "sums in another order in a shard_map": Fault(
         "mesh, rows = nt.Mesh(), jax.sharding.PartitionSpec('i')\n"
         "def f(x):\n"

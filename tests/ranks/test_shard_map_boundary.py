@@ -95,6 +95,64 @@ def test_blocks_of_whole_arrays_are_no_warning():
         assert f(1.0, {"a": np.tile(np.arange(2.0), N)}) == N
 
 
+REPLICATED = {
+    "equal": (jnp.arange(4.0), False),
+    "equal zeros": (np.zeros(3), False),
+    "equal number": (0.5, False),
+    "one element": (np.float32(R), True),
+    "number": (float(R), True),
+    "constant": (jnp.full(3, R), True),
+    "flags": (np.arange(3) > R, True),
+    "large": (jnp.arange(1 << 17).reshape(2, -1) + R, True),
+    "key": (jax.random.key(R), True),
+    "another on one rank": (jnp.arange(4.0) + (R == N - 1), True),
+}
+
+
+def weighted(w, x):
+    if jnp.issubdtype(getattr(w, "dtype", float), jax.dtypes.prng_key):
+        w = jax.random.uniform(w)
+    return lax.pmean(jnp.sum(w) * jnp.sum(x["a"]), "i")
+
+
+@pytest.mark.parametrize("how", ["eager", "jit"])
+@pytest.mark.parametrize("name", REPLICATED)
+def test_replicated_arguments_that_differ_are_a_warning(name, how):
+    w, differs = REPLICATED[name]
+    f = lambda w, x: weighted(w, x)
+    f.__name__ = f"weighted {name}, {how}"
+    f = WAYS[how](mapped(f))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            f(w, {"a": jnp.arange(2.0) + R})
+        COMM.Barrier()
+        f(w, {"a": jnp.arange(2.0) + R})
+    words = [str(warning.message) for warning in seen if "same array" in str(warning.message)]
+    assert len(words) == (differs and R == 0)
+    for text in words:
+        assert f"argument [0] of 'weighted {name}, {how}' is not the same array on all {N}" in text
+        assert f"along 'i', but its spec {P()} means that these ranks pass the same array" in text
+        assert "warnings.filterwarnings('ignore', message='shard_map: argument')" in text
+
+
+@pytest.mark.ranks(4)
+def test_replicated_arguments_are_compared_along_their_axes():
+    """Blocks along one axis are compared along the other one, on all ranks."""
+    mesh = mpi4jax.Mesh((2, 2), ("a", "b"), comm=COMM)
+    f = lambda x: x + lax.pmean(x, "b")
+    f.__name__ = "blocks along a"
+    f = jax.jit(mpi4jax.shard_map(f, mesh=mesh, in_specs=P("a"), out_specs=P("a")))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        f(jnp.arange(2.0) + (R if R > 1 else 0))
+        COMM.Barrier()
+        f(jnp.arange(2.0))
+    words = [str(warning.message) for warning in seen if "is not the same" in str(warning.message)]
+    assert len(words) == (R == 2)
+    assert all("on all 2 ranks along 'b'" in text for text in words)
+
+
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("what", ["", "arguments[0]", "results", "constants[0]"])
 def test_replicated_arrays_are_compared(what, how, monkeypatch):

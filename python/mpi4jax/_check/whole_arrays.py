@@ -3,10 +3,11 @@ that should be the same array is not, or if ranks run the collectives of a funct
 orders.
 
 A program for devices passes the whole array to its `shard_map`. When a function is first called,
-the ranks along the axes that shard an argument send a hash of their blocks to the first of them.
-They send no reply and wait for nothing, because ranks may compile at different times, and some may
-not call the function at all. The first rank looks at what has arrived after its own call, and at
-exit.
+the ranks along the axes that shard an argument send a hash of their blocks to the first of them,
+and the ranks along the other axes a hash of what they pass alike. That is one message from a rank
+to each first rank, however many arguments there are. There is no reply, and nobody waits for it,
+because ranks may compile at different times, and some may not call the function at all. The first
+rank looks at what has arrived after its own call, and at exit.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from mpi4py import MPI
 from .._jax import compat, traces
 
 _SAMPLE = 4096  # elements
+_MOST = 8192  # arguments
 _PATIENCE = 0.2  # seconds, at the first call of a compiled function
 
 
@@ -81,18 +83,20 @@ def taken() -> Iterator[None]:
         _state.is_off = before
 
 
-def note(x: Any, block: Block) -> None:
-    """Compare an array; for an argument of a compiled function, when the function is first
-    called."""
+def note(arrays: Sequence[tuple[Any, Block]]) -> None:
+    """Compare arrays; arguments of a compiled function, when the function is first called."""
     if _state.is_off:
         return
-    x = traces.origin(x)
-    if not isinstance(x, Var):
-        compare([(x, block)])
-    else:
-        if len(_noted) > 1024:  # arguments of functions that were traced and not compiled
-            _noted.clear()
-        _noted.setdefault(id(x), (x, []))[1].append(block)
+    now = []
+    for given, block in arrays:
+        x = traces.origin(given)
+        if not isinstance(x, Var):
+            now.append((x, block))
+        else:
+            if len(_noted) > _MOST:  # arguments of functions that were traced and not compiled
+                _noted.clear()
+            _noted.setdefault(id(x), (x, []))[1].append(block)
+    compare(now)
 
 
 def noted(jaxpr: Jaxpr) -> list[tuple[int, Block]]:
@@ -104,20 +108,29 @@ def noted(jaxpr: Jaxpr) -> list[tuple[int, Block]]:
     return found
 
 
+def is_compared(comm: MPI.Intracomm, function: str, argument: str) -> bool:
+    """Whether this rank has hashed an argument before."""
+    return comm.rank in _known.get((MPI._handleof(comm), (function, argument)), ())
+
+
 def compare(arrays: Sequence[tuple[Any, Block]]) -> None:
     """Send the hashes of arrays to the first rank, or expect them there."""
+    messages: dict[tuple[int, int], tuple[MPI.Intracomm, list[Any]]] = {}
     for x, block in arrays:
-        key, rank = (MPI._handleof(block.comm), block.key), block.comm.rank
-        is_known = key in _known and rank in _known[key]
-        digest = None if is_known else block.digest or _digest(x)
+        handle, rank = MPI._handleof(block.comm), block.comm.rank
+        if is_compared(block.comm, *block.key):
+            continue
+        digest = block.digest or _digest(x, block.is_whole)
         if digest is None:
             continue
-        _known.setdefault(key, {})[rank] = digest
+        _known.setdefault((handle, block.key), {})[rank] = digest
         if rank == block.ranks[0]:
-            _expected[key] = block
+            _expected[handle, block.key] = block
         else:
-            _sent[:] = [request for request in _sent if not request.Test()]
-            _sent.append(block.comm.isend((block.key, rank, digest), block.ranks[0]))
+            message = messages.setdefault((handle, block.ranks[0]), (block.comm, []))
+            message[1].append((block.key, rank, digest))
+    _sent[:] = [request for request in _sent if not request.Test()]
+    _sent.extend(comm.isend(message, first) for (_, first), (comm, message) in messages.items())
 
 
 def look(called: Sequence[Block] = ()) -> None:
@@ -134,8 +147,8 @@ def look(called: Sequence[Block] = ()) -> None:
                 _expected.clear()
                 return
             while message := block.comm.improbe():
-                of, rank, digest = message.recv()
-                _known.setdefault((MPI._handleof(block.comm), of), {})[rank] = digest
+                for of, rank, digest in message.recv():
+                    _known.setdefault((MPI._handleof(block.comm), of), {})[rank] = digest
         for key, block in list(_expected.items()):
             if len(_known[key]) == len(block.ranks):
                 del _expected[key]
@@ -148,17 +161,32 @@ def look(called: Sequence[Block] = ()) -> None:
         time.sleep(0.001)
 
 
-def _digest(x: Any) -> bytes | None:
-    """Return a hash of some elements, or None for an array whose elements are equal, such as
-    zeros."""
-    if not hasattr(x, "shape") or not jnp.issubdtype(x.dtype, np.number) or x.size < 2:
+def _digest(x: Any, is_whole: bool) -> bytes | None:
+    """Return a hash of some elements.
+
+    None for what is not compared: arrays that are not numbers, and blocks whose elements are equal,
+    such as zeros, which are no whole array.
+    """
+    if not hasattr(x, "shape"):
+        if not is_whole or not isinstance(x, bool | int | float | complex):
+            return None
+        x = np.asarray(x)
+    elif is_whole and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    elif is_whole and x.dtype == bool:
+        x = np.asarray(x).view(np.uint8)
+    if not jnp.issubdtype(x.dtype, np.number) or x.size < (1 if is_whole else 2):
         return None
-    at = np.unravel_index(np.linspace(0, x.size - 1, min(x.size, _SAMPLE), dtype=int), x.shape)
+    at = np.linspace(0, x.size - 1, min(x.size, _SAMPLE), dtype=int)
+    # The host's arrays are not copied, and no function is compiled for them.
+    is_near = x.size <= 1 << 16 or isinstance(x, np.ndarray | np.generic)
+    is_near = is_near or {device.platform for device in x.devices()} == {"cpu"}
     with jax.transfer_guard("allow"):
-        few = np.asarray(x)[at] if x.size <= 1 << 16 else np.asarray(x[at])
+        few = np.ravel(x)[at] if is_near else np.asarray(x[np.unravel_index(at, x.shape)])
     data = few.tobytes()
-    is_constant = data == data[: few.itemsize] * few.size
-    return None if is_constant else hashlib.blake2b(data, digest_size=16).digest()
+    if not is_whole and data == data[: few.itemsize] * few.size:
+        return None
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 atexit.register(look)

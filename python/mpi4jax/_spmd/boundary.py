@@ -25,20 +25,47 @@ from .._op.packing import as_array
 from .collectives import LOCAL, mentioned, names_in_words
 from .mesh import Mesh
 
-_MOST = 160  # characters
+_MOST = 160  # characters of the order of collectives
+# Characters of a function with its arguments. A rank keeps 12 KiB of such words for reports.
+_LONGEST = 600
+_SILENCE = "warnings.filterwarnings('ignore', message='shard_map: argument') silences this"
+_SAME = (
+    "{} is the same array on {ranks}, but its spec {spec} means that each rank passes its own "
+    "block. If these are whole arrays, pass mpi4jax.sharding.cut(x, {spec}, mesh=mesh) instead, or "
+    "use mpi4jax.sharding.shard_map, which takes whole arrays. If blocks are equal on purpose, "
+    f"{_SILENCE}"
+)
+_DIFFERENT = (
+    "{} is not the same array on {ranks}, but its spec {spec} means that these ranks pass the same "
+    "array. If it should be the same, broadcast it before with mpi4jax.bcast. If each rank passes "
+    f"its own block, name the axis in its spec. Otherwise, {_SILENCE}"
+)
 
 
 def boundary_of(name: str, args: Any, specs: Sequence[Any]) -> str:
-    """Return a function with its arguments: ``step([0]['w']: float32[3] P(), [1]: float32[8]
-    P('i'))``."""
+    """Return a function with its arguments: ``step([0]['w']: float32[3] P(); [1]: float32[8]
+    P('i'))``.
+
+    Reports leave out the arguments that are equal on all ranks (`src/ops/forms.rs`). If the text
+    is too long, arguments of the same type are one item, and the types that fewest arguments have
+    come first: batches have other types than the many parameters of a model.
+    """
     leaves = jax.tree_util.tree_flatten_with_path(args)[0]
-    words = [
-        f"{jax.tree_util.keystr(path)}: {_short(x, spec)}"
-        for (path, x), spec in zip(leaves, specs, strict=True)
-    ]
-    text = ", ".join(words)
-    if len(text) > _MOST:
-        text = f"{text[:_MOST]}... ({len(leaves)} arrays, {zlib.crc32(text.encode()):08x})"
+    names = [jax.tree_util.keystr(path) for path, _ in leaves]
+    types = [_short(x, spec) for (_, x), spec in zip(leaves, specs, strict=True)]
+    text = "; ".join(f"{argument}: {kind}" for argument, kind in zip(names, types, strict=True))
+    if len(text) > _LONGEST:
+        whole, groups = text, dict[str, list[str]]()
+        for argument, kind in zip(names, types, strict=True):
+            groups.setdefault(kind, []).append(argument)
+        text = "; ".join(
+            f"{of[0]}{f' and {len(of) - 1} more' * (len(of) > 1)}: {kind}"
+            for kind, of in sorted(groups.items(), key=lambda group: len(group[1]))
+        )
+        # The hash is of what the text leaves out.
+        is_cut = len(text) > _LONGEST
+        left_out = whole if is_cut else str([*groups.values()])
+        text = f"{text[:_LONGEST]}{'...' * is_cut}; hash {zlib.crc32(left_out.encode()):08x}"
     return f"{name}({text})"
 
 
@@ -72,27 +99,34 @@ def assert_replicated(
             assert_alike(words, [*named], [*named.values()], mesh.comm(over))
 
 
-def note_blocks(mesh: Mesh, name: str, text: str, args: Any, specs: Sequence[Any]) -> None:
-    """Compare arguments that should be blocks: now, or when a compiled function is called."""
+def note_blocks(
+    mesh: Mesh, axes: frozenset[str], name: str, text: str, args: Any, specs: Sequence[Any]
+) -> None:
+    """Compare arguments that should be blocks, and those that ranks should pass alike: now, or when
+    a compiled function is first called."""
     if not compares():
         return
+    noted = []
     for (path, x), spec in zip(jax.tree_util.tree_flatten_with_path(args)[0], specs, strict=True):
         if spec is None:
             continue
-        over = tuple(axis for axis in mentioned(spec) if mesh.shape[axis] > 1)
-        ranks = mesh._ranks_of(over)
-        if over and ranks[0] == 0:
-            argument = jax.tree_util.keystr(path)
-            words = (
-                f"shard_map: argument {argument} of {name!r} is the same array on all {len(ranks)} "
-                f"ranks along {names_in_words(over)}, but its spec {spec} means that each rank "
-                "passes its own block. If these are whole arrays, pass "
-                f"mpi4jax.sharding.cut(x, {spec}, mesh=mesh) instead, or use "
-                "mpi4jax.sharding.shard_map, which takes whole arrays. If blocks are equal on "
-                "purpose, warnings.filterwarnings('ignore', message='shard_map: argument') "
-                "silences this"
+        argument, of = jax.tree_util.keystr(path), mentioned(spec)
+        along = [axis for axis in of if mesh.shape[axis] > 1]
+        others = [axis for axis in mesh.axis_names if axis in axes and axis not in of]
+        for over, is_whole in ((along, False), (others, True)):
+            ranks, key = mesh._ranks_of(over), argument + f" along {over}" * is_whole
+            # Of blocks, the first of each axis stand for the others.
+            is_skipped = len(ranks) == 1 or (ranks[0] > 0 and not is_whole)
+            if is_skipped or whole_arrays.is_compared(mesh._hashes, text, key):
+                continue
+            words = (_DIFFERENT if is_whole else _SAME).format(
+                f"shard_map: argument {argument} of {name!r}",
+                ranks=f"all {len(ranks)} ranks along {names_in_words(over)}",
+                spec=spec,
             )
-            whole_arrays.note(x, whole_arrays.Block(text, argument, words, mesh._hashes, ranks))
+            block = whole_arrays.Block(text, key, words, mesh._hashes, ranks, is_whole)
+            noted.append((x, block))
+    whole_arrays.note(noted)
 
 
 def note_order(mesh: Mesh, text: str, jaxpr: Jaxpr, arguments: Sequence[Var]) -> None:
@@ -120,8 +154,8 @@ def note_order(mesh: Mesh, text: str, jaxpr: Jaxpr, arguments: Sequence[Var]) ->
     block = whole_arrays.Block(
         f"order in {text}", str(sorted(order)), words, mesh._hashes, ranks, True, digest
     )
-    for x in arguments[:1]:  # of the function that is compiled
-        whole_arrays.note(x, block)
+    # The first argument stands for the function that is compiled.
+    whole_arrays.note([(x, block) for x in arguments[:1]])
 
 
 def check_whole(
@@ -155,6 +189,6 @@ def check_whole(
             "call mpi4jax.shard_map, which takes blocks"
         )
         block = whole_arrays.Block(text, argument, words, mesh._hashes, ranks, is_whole=True)
-        whole_arrays.note(x, block)
-        blocks.append(block)
-    return blocks
+        blocks.append((x, block))
+    whole_arrays.note(blocks)
+    return [block for _, block in blocks]

@@ -182,7 +182,7 @@ def _call(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any) -> 
     world = _world(mesh, axes, how["check_vma"], text)
     assert_same = functools.partial(assert_replicated, mesh, axes, f"shard_map of {name!r}")
     assert_same("arguments", args, specs)
-    note_blocks(mesh, name, text, args, specs)
+    note_blocks(mesh, axes, name, text, args, specs)
 
     @functools.wraps(f)
     def traced(*args: Any) -> Any:
