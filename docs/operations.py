@@ -107,6 +107,7 @@ def table(rows: Iterator[tuple[str, ...]]) -> str:
 MAKERS: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
     "cheats": cheats,
     "derivatives": derivatives,
+    "gloo": speeds.gloo,
     "large_arrays": speeds.large_arrays,
     "tested": tested,
 }
