@@ -20,7 +20,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ._numerics import files, store
-from ._numerics.base import as_comm, fail_at_exit, flush_before
+from ._numerics.base import as_comm, fail_at_exit, flush_before, static_int
 from ._numerics.index import Array, Index
 from ._numerics.layout import part_of
 from ._numerics.lock import Lock
@@ -34,12 +34,7 @@ class _Save:
     """A checkpoint that is being saved. All its methods are collective, except `write`."""
 
     def __init__(self, path: Any, tree: Any, layouts: Any, keep: Any, comm: MPI.Intracomm):
-        if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(
-                f"save: argument 'path' must be a path, got {type(path).__name__}; the path comes "
-                "first: checkpoints.save(path, tree)"
-            )
-        self.path, self.keep = Path(path), keep
+        self.path, self.keep = path, keep
         self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
         arrays, blocks = files.to_write("save", tree, layouts, comm, self._check)
         numbers, self.tables = files.tables("save", arrays, blocks, comm)
@@ -60,7 +55,11 @@ class _Save:
             raise
 
     def _check(self) -> None:
-        if self.keep is not None and (self.keep < 1 or not self.path.name.isdecimal()):
+        self.path, keep = files.path_of("save", self.path), self.keep
+        if keep is None:
+            return
+        number = static_int("save", "keep", keep, "a number of checkpoints, or None")
+        if number < 1 or not self.path.name.isdecimal():
             raise ValueError(
                 "save: argument 'keep' must be at least 1, and 'path' must end with a number; got "
                 f"{self.keep} and {str(self.path)!r}"
@@ -392,14 +391,14 @@ def load(
     """
     layouts, comm = layouts_and_comm("load", layouts, mesh, comm)
     flush_before("load")
-    path = Path(path)
     rank, size = comm.Get_rank(), comm.Get_size()
-    index = files.of_first("load", comm, lambda: store.find_index(path))
+    index = files.of_first("load", comm, lambda: store.find_index(files.path_of("load", path)))
     if index is None:
         raise FileNotFoundError(f"load: there is no complete checkpoint {path}")
     known = index
 
     def read() -> list[Any]:
+        directory = files.path_of("load", path)
         arrays = files.arrays_of("load", like, layouts, rank)
         names = [array.name for array in known.arrays]
         if names != [a.name for a in arrays]:
@@ -417,7 +416,7 @@ def load(
                     f"load: array {a.name or 'x'} is {a.dtype}{[*a.whole]}; expected "
                     f"{stored.dtype}{[*shape]}, as in {path}"
                 )
-        blocks = store.read(path, known, [a.window for a in arrays], rank)
+        blocks = store.read(directory, known, [a.window for a in arrays], rank)
         return [_restored(a, block) for a, block in zip(arrays, blocks, strict=True)]
 
     leaves = files.agree("load", comm, read)

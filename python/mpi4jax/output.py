@@ -79,8 +79,23 @@ def append(
     See also: :func:`mpi4jax.checkpoints.save`.
     """
     layouts, comm = layouts_and_comm("append", layouts, mesh, comm)
-    path, is_first = Path(path), comm.Get_rank() == 0
-    arrays, _ = files.to_write("append", dict(tree), layouts, comm, records.check_library)
+    given_path, is_first = path, comm.Get_rank() == 0
+
+    def check() -> None:
+        files.path_of("append", given_path)
+        for argument, value in (("tree", tree), ("dims", dims), ("attrs", attrs or {})):
+            if not isinstance(value, Mapping):
+                raise TypeError(
+                    f"append: argument '{argument}' must be a dict with the names of arrays as "
+                    f"keys, got {type(value).__name__}"
+                )
+        if np.ndim(time) or np.asarray(time).dtype.kind not in "iuf":
+            raise TypeError(f"append: argument 'time' must be a number, got {time!r}")
+        records.check_library()
+
+    as_dict = dict(tree) if isinstance(tree, Mapping) else {}
+    arrays, _ = files.to_write("append", as_dict, layouts, comm, check)
+    path = Path(path)
     written = [*zip(arrays, files.largest_blocks("append", arrays, comm), strict=True)]
     given = {records.TIME: records.variable(records.TIME, "float64", [0], [1024], [records.TIME])}
 

@@ -338,7 +338,7 @@ def one_forward_one_backward(
 
 
 #: What a rank sends in place of the number of rows of its next batch.
-_ENDED, _NO_BATCH, _UNEVEN_ROWS = -1, -2, -3
+_ENDED, _NO_BATCH, _UNEVEN_ROWS, _FAILED = -1, -2, -3, -4
 
 
 @overload
@@ -382,6 +382,8 @@ def batches(
     Raises:
         ValueError: on all ranks, if a rank has no batch. With ``pad=True`` also if the first batch
             of a rank has no row, or if the arrays of a batch have different numbers of rows.
+        RuntimeError: if ``iterable`` has raised an exception on another rank. The rank itself
+            raises its exception.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -392,15 +394,24 @@ def batches(
         3.0
     """
     comm = given_or_default(comm)
-    iterator, batch, length, padded = iter(iterable), None, 0, 0
+    iterator: Iterator[T] | None = None
+    batch, length, padded = None, 0, 0
+    failed: Exception | None = None
     while True:
-        new = next(iterator, None)
-        rows = _ENDED if new is None else _rows(new, pad)
+        new = None
+        try:
+            iterator = iter(iterable) if iterator is None else iterator
+            new = next(iterator, None)
+            rows = _ENDED if new is None else _rows(new, pad)
+        except Exception as error:
+            failed, rows = error, _FAILED
         if rows > 0 or (rows == 0 and not pad):
             batch, length = new, rows
-        elif batch is None and rows != _UNEVEN_ROWS:
+        elif batch is None and rows > _UNEVEN_ROWS:
             rows = _NO_BATCH
         of_all = np.asarray(allgather(np.int32(rows), comm=comm))
+        if failed is not None:
+            raise failed
         if (of_all < _ENDED).any():
             _raise_for_rows(of_all)
         total = of_all.clip(0).sum()
@@ -422,6 +433,11 @@ def _rows(batch: Any, pad: bool) -> int:
     """Return the number of rows of a batch. If batches are padded, all arrays must have this
     number."""
     leaves = jax.tree.leaves(batch)
+    if not leaves or (np.ndim(leaves[0]) == 0 and not pad):
+        raise TypeError(
+            "batches: argument 'iterable' must yield pytrees of arrays with one row per sample, "
+            f"got {batch!r}"
+        )
     if pad and (np.ndim(leaves[0]) == 0 or len({np.shape(leaf)[:1] for leaf in leaves}) > 1):
         return _UNEVEN_ROWS
     return len(leaves[0])
@@ -429,6 +445,10 @@ def _rows(batch: Any, pad: bool) -> int:
 
 def _raise_for_rows(of_all: np.ndarray[Any, Any]) -> None:
     rank = int(of_all.argmin())
+    if of_all[rank] == _FAILED:
+        raise RuntimeError(
+            f"batches: argument 'iterable' has raised an exception on rank {rank}, which raises it"
+        )
     if of_all[rank] == _UNEVEN_ROWS:
         raise ValueError(
             f"batches: argument 'iterable' must yield arrays with one row per sample, got arrays "

@@ -336,6 +336,12 @@ FAULTS = {
             (" of mpi4py", f"nt.allgatherv(x, {OTHER}, comm=comm)", MAYBE, {}, 0, ()),
         ]
     },
+    "a wrong array on the root": Fault(
+        "block = nt.grids.Block((6,), comm.Create_cart([2], [True]), width=1)\n"
+        "wait(nt.scatter_blocks(jnp.ones(7 if rank == 0 else 6), block))",
+        (r"ValueError: scatter_blocks: argument 'x' has shape \(7,\); expected \(6,\)", ENDS_JOB),
+        status=1,
+    ),
     "rows for each rank that differ between ranks": Fault(
         "c = comm.Create_cart([2])\nwait(nt.scatter_blocks(jnp.ones(8 if rank == 0 else 6), c))",
         (MAYBE, r"rank 0: .*that add up to 8 elements", r"rank 1: .*that add up to 6 elements"),

@@ -31,7 +31,7 @@ from .._op.comm import (
     waits_in as waits_in,
 )
 from .._op.operation import T as T
-from .._op.packing import as_array as as_array
+from .._op.packing import as_array as as_array, as_arrays as as_arrays
 from .._requests.request import (
     CompositeKind as CompositeKind,
     CompositeRequest as CompositeRequest,

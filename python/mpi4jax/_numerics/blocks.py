@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from mpi4py import MPI
 
 from ..ops import gatherv, halo_exchange, scatterv
-from .base import T, as_array, cart as _cart, from_end, rank_of, static_int
+from .base import T, as_arrays, cart as _cart, from_end, rank_of, static_int
 from .layout import Layout, Pieces
 
 Shape = tuple[int, ...]
@@ -49,6 +49,14 @@ class Cuts:
         for axis, width in zip(self.positions(ndim), self.widths, strict=True):
             widths[axis] = width
         return widths
+
+    def check_whole(self, shape: Shape) -> None:
+        """Raise an error unless a global array has the shape that a `grids.Block` has."""
+        if self.known is not None and shape[max(len(shape) - len(self.known), 0) :] != self.known:
+            raise ValueError(
+                f"{self.op}: argument 'x' has shape {shape}; expected {self.known}, the global "
+                "shape of the block, after any leading axes"
+            )
 
     def layout(self, shape: Shape) -> Layout:
         """Return the layout of the blocks of all ranks in an array of this shape."""
@@ -173,18 +181,20 @@ def scatter_blocks(
     cuts = Cuts(name, cart, axes, width)
     root = rank_of(name, "root", root, cuts.comm)
 
+    leaves, structure = jax.tree.flatten(x)
+    is_root = cuts.comm.rank == root
+    if is_root or not all(hasattr(leaf, "dtype") for leaf in leaves):
+        leaves, _ = as_arrays(name, "x", x, template=not is_root)
+
     def block_of(leaf: Any) -> jax.Array:
-        leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+        cuts.check_whole(leaf.shape)
         pieces, layout = cuts.pieces(leaf.shape), cuts.layout(leaf.shape)
         cuts.check_widths(layout)
         own = layout.block_shape(cuts.comm.rank)
-        if cuts.comm.rank == root:
-            cells = pieces.pack(as_array(leaf))
-        else:
-            cells = jnp.zeros(math.prod(own), leaf.dtype)
+        cells = pieces.pack(leaf) if is_root else jnp.zeros(math.prod(own), leaf.dtype)
         return scatterv(cells, pieces.counts(cuts.comm.size), root, comm=cuts.comm.mpi).reshape(own)
 
-    y = jax.tree.map(block_of, x)
+    y = structure.unflatten(map(block_of, leaves))
     if any(width != (0, 0) for width in cuts.widths):
         y = jax.tree.map(lambda leaf: jnp.pad(leaf, cuts.around(leaf.ndim)), y)
         y = halo_exchange(y, cart, axes=axes, width=width)
@@ -243,7 +253,8 @@ def gather_blocks(
     cuts = Cuts(name, cart, axes, width)
     root = rank_of(name, "root", root, cuts.comm)
     known = cuts.cells_of(cells)
-    inner = jax.tree.map(lambda leaf: cuts.inner(as_array(leaf)), x)
+    leaves, structure = as_arrays(name, "x", x)
+    inner = structure.unflatten(map(cuts.inner, leaves))
     # Errors of the core name the leaf.
     what = "blocks" if known or cuts.known else "blocks of one shape (unequal blocks need 'cells')"
     pieces = jax.tree.map(lambda leaf: cuts.pieces(cuts.whole(leaf.shape, known)), inner)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import jax
@@ -157,10 +159,23 @@ def _array(op: str, name: str, leaf: Any, layout: Any, rank: int) -> Array:
     return Array(name, leaf, dtype.name, layout, whole, *blocks, writes)
 
 
+def _module_of(op: str) -> str:
+    return "output" if op == "append" else "checkpoints"
+
+
+def path_of(op: str, path: Any) -> Path:
+    """Return an argument as a path."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            f"{op}: argument 'path' must be a path, got {type(path).__name__}; the path comes "
+            f"first: {_module_of(op)}.{op}(path, tree)"
+        )
+    return Path(path)
+
+
 def waiting(op: str, comm: MPI.Intracomm) -> contextlib.AbstractContextManager[None]:
     """Let reports name the function in which a rank waits."""
-    module = "output" if op == "append" else "checkpoints"
-    return waits_in(as_comm(op, comm), f"{module}.{op}")
+    return waits_in(as_comm(op, comm), f"{_module_of(op)}.{op}")
 
 
 def _raise(op: str, comm: MPI.Intracomm, error: Exception | None, first: int) -> NoReturn:
