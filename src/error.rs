@@ -41,8 +41,8 @@ pub enum Cause {
     #[error("argument 'op', a reduction made with MPI.Op.Create, has been freed")]
     FreedReduction,
     #[error(
-        "not run, because an earlier operation on communicator {key} failed on this rank, and its ranks are out of \
-         step. First error: {first}"
+        "not run, because an earlier operation on communicator {key} failed on this rank, and the operations of its \
+         ranks no longer match. Continue on a new communicator (comm.Dup()). First error: {first}"
     )]
     EarlierFailure { key: Box<str>, first: Box<str> },
     #[error(
