@@ -394,7 +394,7 @@ def load(
     rank, size = comm.Get_rank(), comm.Get_size()
     index = files.of_first("load", comm, lambda: store.find_index(files.path_of("load", path)))
     if index is None:
-        raise FileNotFoundError(f"load: there is no complete checkpoint {path}")
+        raise FileNotFoundError(f"load: there is no complete checkpoint at '{path}'")
     known = index
 
     def read() -> list[Any]:

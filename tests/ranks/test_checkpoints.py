@@ -304,9 +304,9 @@ def test_errors(folder):
     x = jnp.ones((2, 3))
     save = lambda *args, path="x": checkpoints.save(folder / path, *args, comm=COMM)
     load = lambda *args, path="x": checkpoints.load(folder / path, *args, comm=COMM)
-    with raises(FileNotFoundError, "load: there is no complete checkpoint .*x"):
+    with raises(FileNotFoundError, "load: there is no complete checkpoint at '.*x'"):
         load(x)
-    with raises(ValueError, r"save: array \['a'\] has shape \(2, 3\); expected \(9, 3\), or that"):
+    with raises(ValueError, r"save: array \['a'\] has shape \(2, 3\) .* expects \(9, 3\)"):
         save({"a": x}, Layout((9 * SIZE, 3), {0: SIZE}))
     with raises(ValueError, "argument 'layouts' has axis 2 for array x; expected one of its 2"):
         save(x, 2)

@@ -150,8 +150,8 @@ def _array(op: str, name: str, leaf: Any, layout: Any, rank: int) -> Array:
     before = max(len(shape) - len(padded), 0)
     if shape[before:] != padded:
         raise ValueError(
-            f"{op}: array {name or 'x'} has shape {shape}; expected {padded}, or that behind other "
-            f"axes, as {layout!r} says of rank {rank}"
+            f"{op}: array {name or 'x'} has shape {shape} on rank {rank}; {layout!r} expects "
+            f"{padded}, optionally behind other axes"
         )
     first = window[:before]
     whole = (*shape[:before], *whole)

@@ -43,8 +43,8 @@ _KEYWORDS = {
     "src": "the argument is 'source', or 'root'",
     "tiled": "allgatherv joins the rows of all ranks, reduce_scatterv cuts rows, and alltoallv "
     "does both",
-    "token": "operations without tokens run in program order. Leave it out, and the result comes "
-    "without a token; or call mpi4jax.{op}, which has tokens unless MPI4JAX_NOTOKEN=1 is set",
+    "token": "leave it out, because these operations run in program order. To keep tokens, write "
+    "'import mpi4jax' instead of 'import mpi4jax.notoken as mpi4jax', without MPI4JAX_NOTOKEN=1",
 }
 _PREDEFINED = (
     *("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR"),

@@ -25,10 +25,10 @@ _current = threading.local()  # .meshes: the meshes of the `with` statements, th
 class Mesh(Uncopied):
     """Name the axes of a grid of ranks, for :func:`mpi4jax.shard_map`.
 
-    As `jax.make_mesh`, with ranks in place of devices: ranks are numbered row by row. The meshes of
-    one communicator with the same shape and names are one object. All ranks of ``comm`` make the
-    first such mesh together, because that creates a communicator for each axis. ``with mesh:``
-    and `jax.set_mesh` make it the default of :func:`mpi4jax.shard_map`.
+    Like `jax.make_mesh`, but with ranks instead of devices. Ranks are numbered in row-major order.
+    The meshes of one communicator with the same shape and names are one object. All ranks of
+    ``comm`` make the first such mesh together, because that creates a communicator for each axis.
+    ``with mesh:`` and `jax.set_mesh` make it the default of :func:`mpi4jax.shard_map`.
 
     Args:
         axis_shapes: number of ranks along each axis; their product is the size of ``comm``. One of
@@ -72,8 +72,8 @@ class Mesh(Uncopied):
             raise TypeError(f"Mesh: argument 'axis_names' must be names, got {axis_names!r}")
         if axis_types is not None and any(kind != AxisType.Auto for kind in axis_types):
             raise NotImplementedError(
-                f"Mesh: argument 'axis_types' must be (AxisType.Auto, ...): nothing shards arrays "
-                f"over ranks but mpi4jax.shard_map; got {axis_types!r}"
+                f"Mesh: argument 'axis_types' must be AxisType.Auto for every axis: only "
+                f"mpi4jax.shard_map shards arrays over ranks; got {axis_types!r}"
             )
         shapes = _shapes(axis_shapes, known, names)
         key = ("Mesh", shapes, names)
@@ -157,8 +157,8 @@ class Mesh(Uncopied):
         return self._comms[names]  # type: ignore[no-any-return]
 
     def axes_of(self, comm: Comm) -> frozenset[str] | None:
-        """Return the axes, of more than one rank, that the ranks of a communicator differ along;
-        None if these are not all ranks along some axes."""
+        """Return the axes (of size greater than 1) that a communicator spans, or None if its ranks
+        are not a subgrid of the mesh."""
         key = ("axes", self.axis_sizes, self.axis_names, self._known.handle)
         if key not in comm.cache:
             comm.cache[key] = self._axes_of(comm.mpi.Get_group())
