@@ -1,6 +1,7 @@
 """The pages can be read on the repository's web view: every link leads somewhere, in two clicks."""
 
 import builtins
+import importlib.util
 import re
 import subprocess
 import sys
@@ -195,3 +196,49 @@ def test_addresses_are_well_formed(page):
         assert parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1"), address
         assert re.fullmatch(r"[\w.-]+\.[a-z]{2,}", parts.hostname or "") or parts.port, address
         assert not address.endswith((",", ";", ":")), address
+
+
+def commands(text):
+    """The lines of the shell's blocks of a page; README.md indents them."""
+    for block in re.findall(r"^ *```bash\n(.*?)^ *```", text, re.S | re.M):
+        yield from block.replace("\\\n", " ").splitlines()
+    yield from re.findall(r"^ {4}((?:make|pip|mpiexec|python|\.venv/bin/python) .*)", text, re.M)
+    yield from re.findall(r"`((?:make|mpiexec|(?:\.venv/bin/)?python) [^`]*)`", text)
+
+
+def missing(command):
+    """What a command names that does not exist: a target, a program, an option of it, a module."""
+    words = re.sub(r"(?<!\S)#.*|[;|&].*", "", command).split()
+    programs = [word for word in words if re.match(r"(tools|examples|benches|docs)/.*\.py$", word)]
+    for word in programs:
+        if not (ROOT / word).exists():
+            yield word
+    if programs and (ROOT / programs[0]).exists() and "run_tests" not in programs[0]:
+        known = (ROOT / programs[0]).read_text()
+        after = words[words.index(programs[0]) :]
+        yield from (
+            w for w in after if re.match(r"--\w", w) and f'"{w.partition("=")[0]}"' not in known
+        )
+    if words[:1] == ["make"]:
+        targets = re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(), re.M)
+        yield from (word for word in words[1:] if "=" not in word and word not in targets)
+    for module in re.findall(r"-m (mpi4jax[\w.]*)", command):
+        if importlib.util.find_spec(module) is None:
+            yield module
+    if words[:1] == ["mpi4jax"] and words[1:]:
+        known = (ROOT / "python" / "mpi4jax_command.py").read_text()
+        if f'"{words[1]}"' not in known:
+            yield words[1]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_exist(page):
+    """Each target of make, program, option, module and subcommand that a page's commands name."""
+    found = [*commands(page.read_text())]
+    assert [(c, name) for c in found for name in missing(c)] == []
+
+
+def test_commands_are_found():
+    text = "`make tset`\n```bash\npython tools/matrix.py --recrod\npython -m mpi4jax.reprot\n```\n"
+    found = [name for command in commands(text) for name in missing(command)]
+    assert found == ["--recrod", "mpi4jax.reprot", "tset"]
