@@ -1,7 +1,10 @@
 """Environment variables: all are checked at import, and empty is unset."""
 
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,7 @@ def test_empty_is_unset(name, monkeypatch):
         ("MPI4JAX_REPORT_AFTER", "soon", "a number of seconds, 0 for no lines"),
         ("MPI4JAX_TIMEOUT", "inf", "a number of seconds, 0 for no timeout"),
         ("MPI4JAX_TIMEOUT", "-1", "a number of seconds"),
+        ("MPI4JAX_USE_HIP_MPI", "y", "one of 0, 1"),
     ],
 )
 def test_wrong_values_are_refused(name, value, words, monkeypatch):
@@ -49,6 +53,17 @@ def test_wrong_values_are_refused(name, value, words, monkeypatch):
     with pytest.raises(ValueError, match=re.escape(f"{name} must be {words}")) as error:
         settings.check_all()
     assert repr(value) in str(error.value)
+
+
+def test_a_timeline_that_cannot_be_written_is_an_error_of_the_import(tmp_path):
+    (tmp_path / "trace.0.json").mkdir()
+    environment = {**os.environ, "MPI4JAX_TRACE": str(tmp_path / "trace.json")}
+    command = [sys.executable, "-c", "import mpi4jax"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert run.returncode == 1
+    last = run.stderr.splitlines()[-1]
+    assert "environment variable MPI4JAX_TRACE must be a file that can be written, got" in last
+    assert f"{tmp_path}/trace.0.json: Is a directory" in last
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,10 @@ Run this file to write the messages anew, and judge them in the difference:
 ``python tests/unit/test_mistakes.py``.
 """
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -29,13 +32,27 @@ def failed_comm():
     return known
 
 
+class Ended(Exception):
+    """A process that ended with an error."""
+
+
+def python(*lines, **env):
+    """Run a program with other environment variables; raise an error with its last line about
+    mpi4jax."""
+    program = [sys.executable, "-c", "\n".join(lines)]
+    env = {**os.environ, **env}
+    run = subprocess.run(program, capture_output=True, text=True, timeout=100, env=env)
+    if run.returncode:
+        raise Ended([line for line in run.stderr.splitlines() if "Error: mpi4jax" in line][-1])
+
+
 NAMES = {
     "jax": jax, "jnp": jnp, "np": np, "P": P, "MPI": MPI, "mpi4jax": mpi4jax, "m": m, "comm": comm,
     "x": jnp.ones(3), "cart": comm.Create_cart([1], periods=[True]),
     "wall": comm.Create_cart([1], periods=[False]), "null": MPI.COMM_NULL,
     "block": m.grids.Block((6,), comm.Create_cart([1], periods=[True]), width=1),
     "state": {"mu": jnp.ones(2), "opt": {"count": jnp.int32(3), "mask": jnp.array([True])}},
-    "failed": failed_comm(),
+    "failed": failed_comm(), "python": python,
     "slabs": m.Layout((6, 4), {0: 1}),
 }  # fmt: skip
 
@@ -51,7 +68,8 @@ def message(mistake):
     try:
         eval(mistake, dict(NAMES))
     except Exception as error:
-        words = f"{type(error).__name__}: {str(error).partition(chr(10) + '-----')[0]}"
+        kind = "" if isinstance(error, Ended) else f"{type(error).__name__}: "
+        words = f"{kind}{str(error).partition(chr(10) + '-----')[0]}"
         words = re.sub(r"0x[0-9a-f]+", "0x...", words)
         words = words.replace("XlaRuntimeError", "JaxRuntimeError")  # its name in JAX 0.7
         words = re.sub(r"#\d+", "#1", words)

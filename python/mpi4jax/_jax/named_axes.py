@@ -73,13 +73,15 @@ def refuse_devices(advice: str) -> Iterator[None]:
 def name_axes(axes: tuple[str, ...]) -> Iterator[None]:
     """Context: an error about an axis that the mesh does not have names the axis and the mesh's.
 
-    JAX's own is an AssertionError without a message, a NameError without the mesh's axes, or, in
-    0.7, a KeyError. The axis is an argument of the function of `jax.lax` that has raised it.
+    JAX's own is an AssertionError without a message, a NameError without the mesh's axes, a
+    ValueError about the types of values if other axes are known, or, in 0.7, a KeyError. The axis
+    is an argument of the function of `jax.lax` that has raised it.
     """
     try:
         yield
-    except (AssertionError, KeyError, NameError) as error:
-        if str(error) and "axis name" not in str(error) and not isinstance(error, KeyError):
+    except (AssertionError, KeyError, NameError, ValueError) as error:
+        about_axes = "axis name" in str(error) or "axis_name" in str(error)
+        if str(error) and not about_axes and not isinstance(error, KeyError):
             raise
         for frame, _ in traceback.walk_tb(error.__traceback__):
             function, given = frame.f_code.co_name, frame.f_locals.get("axis_name")

@@ -75,7 +75,7 @@ RULES: dict[str, Rule] = {
     "MPI4JAX_TRACE": _file,
     "MPI4JAX_TRANSPORT": _anything,
     "MPI4JAX_USE_CUDA_MPI": _anything,
-    "MPI4JAX_USE_HIP_MPI": _anything,
+    "MPI4JAX_USE_HIP_MPI": _one_of("0", "1"),
     "MPI4JAX_WAIT": _anything,
 }
 # Variables of the build, of this repository's tests, and of other versions of mpi4jax.

@@ -117,6 +117,13 @@ def start() -> None:
     _native.watch_start(given)
     stacks.start()
     if trace := settings.get("MPI4JAX_TRACE"):
-        _native.trace_to(trace_file(trace, rank), rank)
+        path = trace_file(trace, rank)
+        try:
+            _native.trace_to(path, rank)
+        except OSError as error:
+            raise OSError(
+                "mpi4jax: environment variable MPI4JAX_TRACE must be a file that can be written, "
+                f"got {trace!r}: {path}: {error}"
+            ) from None
     if size > 1:
         pools.install()

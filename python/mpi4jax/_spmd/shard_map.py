@@ -14,7 +14,7 @@ from .._jax import blocks, named_axes, ranks, rewriting
 from .._job.watch import compares_before
 from .._op import manual
 from .boundary import assert_replicated, boundary_of, note_blocks, note_order
-from .collectives import LOCAL, MANY, Collectives
+from .collectives import LOCAL, MANY, Collectives, mentioned
 from .mesh import Mesh, current
 
 Args = ParamSpec("Args")
@@ -177,6 +177,12 @@ def _call(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any) -> 
     for x, spec in zip(jax.tree.leaves(args), specs, strict=True):
         if spec is None and getattr(x, "shape", None):  # other objects are static
             raise _no_spec()
+        unknown = [axis for axis in mentioned(spec or ()) if axis not in mesh.shape]
+        if unknown:
+            raise ValueError(
+                f"shard_map: argument 'in_specs' has the axes {unknown}; the mesh has the axes "
+                f"{mesh.axis_names}"
+            )
     name = getattr(f, "__name__", "shard_map")
     text = boundary_of(name, args, specs)
     world = _world(mesh, axes, how["check_vma"], text)
