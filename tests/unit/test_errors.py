@@ -347,7 +347,7 @@ def test_words_for_common_mistakes():
 
 
 def test_a_token_for_a_function_without_tokens():
-    with pytest.raises(TypeError, match=r"^bcast: there is no argument .token. .* 'import mpi4jax'"):
+    with pytest.raises(TypeError, match=r"^bcast: there is no argument .token. .*'import mpi4jax'"):
         notoken.bcast(X[RANK], 0, token=None)
 
 
