@@ -5,8 +5,10 @@ web view. What Sphinx needs in addition is added here when a page is read: the t
 from the links of index.md, and addresses of files outside of docs/.
 """
 
+import functools
 import importlib.metadata
 import importlib.util
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -19,6 +21,9 @@ import docutils.nodes
 import searches
 import sphinx.addnodes
 from address import REPOSITORY
+
+import mpi4jax
+from mpi4jax import notoken
 
 project = "mpi4jax"
 author = "The mpi4jax authors"
@@ -68,6 +73,27 @@ def read(app, docname, source):
     source[0] = contents(text) if docname == "index" else text
 
 
+def kind_of(name):
+    """Return what a name of the reference is: a class, a method, a property, or a function."""
+    *modules, last = name.split(".")
+    parent = notoken if not modules and hasattr(notoken, last) else mpi4jax
+    for part in modules:
+        found = getattr(parent, part, None)
+        parent = importlib.import_module(f"mpi4jax.{part}") if found is None else found
+    if inspect.isclass(getattr(parent, last, None)):
+        return "class"
+    if not inspect.isclass(parent):
+        return "function" if callable(getattr(parent, last)) else "data"
+    found = inspect.getattr_static(parent, last, None)
+    kinds = {
+        staticmethod: "staticmethod",
+        classmethod: "classmethod",
+        property: "property",
+        functools.cached_property: "property",
+    }
+    return kinds.get(type(found), "method" if callable(found) else "attribute")
+
+
 def note_objects(app, doctree):
     """Make each name of the reference an object of the Python domain: it is then in the index, in
     `objects.inv`, and among the first results of a search."""
@@ -82,7 +108,7 @@ def note_objects(app, doctree):
             if name is None or identifier != section["ids"][0]:
                 continue
             full = f"mpi4jax.{name}"
-            domain.note_object(full, "function", identifier, location=section)
+            domain.note_object(full, kind_of(name), identifier, location=section)
             index = sphinx.addnodes.index(entries=[("single", full, identifier, "", None)])
             section.insert(1, index)
 
