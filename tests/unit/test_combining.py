@@ -1,5 +1,6 @@
 """Independent collectives become one: `mpi4jax._jax.combining`, in a rewritten function."""
 
+import functools
 import random
 
 import jax
@@ -123,6 +124,47 @@ def test_functions_linear_in_some_operands_combine_nothing():
     jaxpr, _ = rewritten(lambda x: lax.psum(f(x), "i"))
     (y,) = jax.grad(lambda x: jaxpr_as_fun(jaxpr)(x)[0].sum())(jnp.ones(3)).reshape(1, 3)
     np.testing.assert_allclose(y, 10 * (10 + 10) * np.ones(3))
+
+
+def fsdp(x, *layers, first=False):
+    """Layers of a weight and a bias, which are gathered in their layer or before all of them."""
+    gather = lambda w: lax.all_gather(w, "i", tiled=True)
+    pairs = [*zip(layers[::2], layers[1::2], strict=True)]
+    pairs = [tuple(map(gather, pair)) for pair in pairs] if first else pairs
+    for pair in pairs:
+        w, b = pair if first else map(gather, pair)
+        x = jnp.tanh(x @ w.astype(x.dtype) + b)
+    return x
+
+
+def attention(x, *weights):
+    """The projection of the output is gathered before the three others."""
+    o, q, k, v = (lax.all_gather(w, "i", tiled=True) for w in weights)
+    return (x @ q * (x @ k) * (x @ v)) @ o
+
+
+@pytest.mark.parametrize(
+    ("f", "n", "expected"),
+    [
+        (fsdp, 256, ["gather 2", "tanh"] * 4),
+        (functools.partial(fsdp, first=True), 256, ["gather 2"] * 4 + ["tanh"] * 4),
+        (fsdp, 64, ["gather 8"] + ["tanh"] * 4),  # 8 KiB of a weight are no large gather
+        (attention, 256, ["gather 1", "gather 3"]),
+        (attention, 64, ["gather 4"]),
+    ],
+)
+def test_large_gathers_are_combined_if_they_are_needed_together(f, n, expected):
+    """Not those of the next layer: all parameters would be in memory at once."""
+    x, w, b = (jax.ShapeDtypeStruct(s, np.float32) for s in ((8, n), (n, n), (n,)))
+    layers = [w, b] * 4 if f is not attention else [w] * 4
+    how = {"mesh": MESH, "in_specs": P("i"), "out_specs": P("i")}
+    closed = jax.make_jaxpr(jax.shard_map(f, **how))(x, *layers)
+    (eqn,) = (e for e in closed.jaxpr.eqns if e.primitive is named_axes.shard_map_p)
+    is_gather = lambda e: e.primitive.name == "all_gather"
+    kind = lambda e: ("gather", True) if is_gather(e) else None
+    new, _ = combining.combined(eqn.params["jaxpr"].eqns, kind, is_gather)
+    names = [f"gather {len(e.invars)}" if is_gather(e) else e.primitive.name for e in new]
+    assert [name for name in names if name == "tanh" or "gather" in name] == expected
 
 
 def program(seed):

@@ -8,6 +8,10 @@ order, the same on all ranks. It changes only in that a collective moves to anot
   computed from these on this rank alone moves down with it.
 
 Nothing moves past another operation with an ordered effect: ranks may differ in those.
+
+Large gathers are combined only if their results are needed together, as the three projections of an
+attention are. Sharded parameters (FSDP) save memory because the layers are gathered one after
+another: the next layer's parameters are needed later, since they are applied to this layer's result.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from jax.extend.core import JaxprEqn, Literal
 # which costs more than a message where they are long.
 LIMIT = 4 << 20
 _FEW = 8  # equations that move up with a collective
+# Bytes from which the result of a gather is large.
+LARGE = 64 << 10
 
 
 class _Group:
@@ -32,10 +38,13 @@ class _Group:
         place: the index of the equation that they move to.
         is_movable: whether they may move down: none of their results is waited for.
         before: the indices of equations that move up with a member, to in front of ``place``.
+        depth: when the large gathers among them are needed, as `_depths` counts; None if there are
+            none.
     """
 
     def __init__(self, index: int, eqn: JaxprEqn, is_movable: bool):
         self.members, self.place, self.is_movable = [eqn], index, is_movable
+        self.depth: int | None = None
         self.before: set[int] = set()
 
     def equation(self, same: dict[Any, Any]) -> JaxprEqn:
@@ -70,7 +79,9 @@ def combined(
         tuple: the equations; and a mapping from each variable that is no longer computed to the
         variable with the same value.
     """
+    # By kind; and by kind and depth for those with large gathers.
     latest: dict[Hashable, _Group] = {}
+    depths = _depths(eqns)
     group_of: dict[int, _Group] = {}  # by the indices of their members
     made: dict[Any, int] = {}  # the index where a variable is made
     after: dict[Any, frozenset[_Group]] = {}  # the groups that a variable is made from
@@ -108,7 +119,10 @@ def combined(
                 group.is_movable = False
         if kind is not None:
             at = max([-1, *(made.get(v, -1) for v in operands), *(g.place for g in needs)])
-            found = latest.get(kind[0])
+            found, depth = latest.get(kind[0]), depths.get(i)
+            if depth is not None:
+                is_free = found is not None and found.depth is None
+                found = latest.get((kind[0], depth), found if is_free else None)
             if found is not None and not kind[1] and not needs and at >= found.place:
                 above = above_of(operands, found.place)
                 found.before |= above or set()
@@ -118,6 +132,9 @@ def combined(
                 found = _Group(i, eqn, kind[1])
                 if is_settled:
                     latest[kind[0]] = found
+            if is_settled and depth is not None:
+                found.depth = depth
+                latest[kind[0], depth] = found
             group_of[i] = found
             needs = needs | {found} if not is_settled else frozenset((found,))
         for v in eqn.outvars:
@@ -127,6 +144,31 @@ def combined(
     if all(len(group.members) == 1 for group in group_of.values()):
         return eqns, {}
     return _ordered(eqns, group_of)
+
+
+def _depths(eqns: Sequence[JaxprEqn]) -> dict[int, int]:
+    """Return when the result of each large gather is first needed, by the index of its equation.
+
+    That is the number of large gathers in the longest chain of equations, in which each is applied
+    to what the one before has led to. Gathers of one depth are needed together. What is computed of
+    gathered values alone, such as another dtype, is no use of them.
+    """
+    depth_of: dict[Any, int] = {}  # of a variable
+    gathered: dict[Any, frozenset[int]] = {}  # variables that are made of large gathers alone
+    needed: dict[int, int] = {}
+    for i, eqn in enumerate(eqns):
+        operands = [v for v in eqn.invars if not isinstance(v, Literal)]
+        depth = max((depth_of.get(v, 0) for v in operands), default=0)
+        gathers = frozenset[int]().union(*(gathered.get(v, ()) for v in operands))
+        is_gather = _is_large_gather(eqn)
+        if is_gather or (gathers and all(v in gathered for v in operands)):
+            gathered.update(dict.fromkeys(eqn.outvars, gathers | ({i} if is_gather else set())))
+        elif first := gathers - needed.keys():
+            depth += 1
+            needed.update(dict.fromkeys(first, depth))
+        depth_of.update(dict.fromkeys(eqn.outvars, depth))
+    unused = {i: 0 for gathers in gathered.values() for i in gathers}
+    return unused | needed
 
 
 def _joins(
@@ -185,6 +227,10 @@ def _bytes(eqn: JaxprEqn) -> int:
         sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in variables)
         for variables in (eqn.invars, eqn.outvars)
     )
+
+
+def _is_large_gather(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name.startswith("all_gather") and _bytes(eqn) >= LARGE
 
 
 def _is_ordered(effect: Any) -> bool:
