@@ -53,6 +53,12 @@ def nested(mark, x, _):
     return allreduce(jnp.sum(jnp.sin(mark(allreduce(x)))))
 
 
+def expect_the_same_cotangents(f):
+    """In these right programs, all ranks use a varying value alike, and an allreduce follows."""
+    if f in (nested, RIGHT["a loop"]):
+        warnings.filterwarnings("default", ".* the same cotangents of this pvary")
+
+
 PROGRAMS = [steps, ensemble, nested]
 programs = pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 
@@ -76,6 +82,7 @@ def test_right_programs_are_left_alone(program, monkeypatch):
     slope = (loss(0.3 + h) - loss(0.3 - h)) / (2 * h)
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(0.3), slope, rtol=2e-2)
     monkeypatch.setenv("MPI4JAX_CHECK", "1")
+    expect_the_same_cotangents(program)
     np.testing.assert_allclose(jax.jit(lambda s: jax.grad(loss)(s))(0.3), slope, rtol=2e-2)
     jax.jit(jax.grad(lambda s: jax.grad(loss)(s)))(0.3)
     jax.block_until_ready(jax.jit(jax.vmap(jax.grad(loss)))(jnp.array([0.1, 0.2])))
@@ -101,6 +108,7 @@ RIGHT = {
 @pytest.mark.parametrize("check", ["samples", "1"])
 def test_sums_that_need_none(f, check, monkeypatch):
     monkeypatch.setenv("MPI4JAX_CHECK", check)
+    expect_the_same_cotangents(f)
     jax.block_until_ready(jax.jit(jax.grad(f))(X))
     jax.effects_barrier()
 
@@ -125,3 +133,26 @@ def test_cotangents_that_differ(name, jit, monkeypatch):
 
     with pytest.warns(UserWarning, match=DIFFER.format(name)):
         run()
+
+
+TOO_MUCH = {
+    "square": lambda w: jnp.sum(pvary(w) ** 2),
+    "tree": lambda w: sum(jnp.sum(leaf) for leaf in pvary([w, w**2])),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_pvary_too_much(name, jit, monkeypatch):
+    """Its gradient is wrong by the same factor on all ranks: `assert_equal` finds nothing."""
+    monkeypatch.setenv("MPI4JAX_CHECK", "1")
+    w = jnp.array([1.0, 2.0])
+
+    def run(f):
+        jax.block_until_ready(jit(jax.grad(f))(w))
+        jax.effects_barrier()
+
+    with pytest.warns(UserWarning, match=r"test_replicated.py:\d+: .* all ranks of .* this pvary"):
+        run(TOO_MUCH[name])
+    run(lambda w: jnp.sum(jnp.cos(pvary(w) * (RANK + 1))))  # each rank has its own summand
+    run(lambda w: 0 * jnp.sum(pvary(w)))

@@ -1,7 +1,7 @@
-"""Comparison, at run time, of cotangents that should be the same on all ranks.
+"""Comparison of cotangents at run time, where ranks are compared before they run (`MPI4JAX_CHECK`).
 
-That is where ranks are compared before they run (`MPI4JAX_CHECK`). Where they differ, a `pvary` may
-be missing: `missing_pvary.py`.
+Where cotangents differ that should be the same on all ranks, a `pvary` may be missing:
+`missing_pvary.py`. Where the cotangents of a `pvary` are the same, there may be one too many.
 """
 
 from __future__ import annotations
@@ -29,23 +29,53 @@ def compare_cotangents(op: Operation, cotangents: Sequence[Any], token: list[Any
     if not op.is_uniform or op.adjoint or op.comm.size == 1 or not compares_before():
         return token
     xs = [lax.stop_gradient(c) for c in cotangents]
-    parts = [part for x in xs for part in ([x.real, x.imag] if jnp.iscomplexobj(x) else [x])]
-    values = jnp.concatenate([v.ravel().astype(jnp.float32) for v in parts])
-    values = jnp.nan_to_num(values)
     # The adjoint of `allgather` uses this rank's block only, and the adjoint of `bcast` uses the
     # root's cotangent only. If no other rank uses the results, these cotangents are correct without
     # a sum.
     matters = jnp.stack([jnp.any(_not_taken(op, x) != 0) for x in xs])
     matters = jnp.any(matters).astype(jnp.float32)
-    sent = jnp.concatenate([values, -values, matters[None]])
-    greatest = made("allreduce", op.comm, reduction=as_reduction(op.name, MPI.MAX))
-    most, *token = bind(greatest, PLAIN, sent, *token)
-    high, low = most[: values.size], -most[values.size : -1]
+    high, low, matters, token = _extremes(op, xs, matters, token)
     scale = jnp.maximum(jnp.abs(high), jnp.abs(low)).max(initial=0)
     rounding = max(1e-3, float(jnp.finfo(xs[0].dtype).eps) ** 0.5)
-    differs = (most[-1] > 0) & jnp.any(high - low > rounding * scale)
-    _warn_where(differs, op.name, str(op.comm.key), compat.current_line())
+    differs = (matters > 0) & jnp.any(high - low > rounding * scale)
+    _warn_where(
+        differs,
+        f"in a backward pass, the ranks of {op.comm.key} have different cotangents of the result "
+        f"of this {op.name}. Unless this is intended, their gradients lack the contributions of "
+        "other ranks: pass the result through mpi4jax.pvary before ranks use it differently",
+    )
     return token
+
+
+def compare_varied(op: Operation, cotangents: Sequence[Any], token: list[Any]) -> list[Any]:
+    """Warn at run time if a `pvary` sums cotangents that are equal on all ranks and not zero.
+
+    All ranks have then used the value alike. The sum is right if an allreduce has summed what they
+    made of it, and otherwise ``size`` times too large. Return the token.
+    """
+    if op.comm.size == 1 or not compares_before():
+        return token
+    xs = [lax.stop_gradient(c) for c in cotangents]
+    high, low, _, token = _extremes(op, xs, jnp.zeros((), jnp.float32), token)
+    _warn_where(
+        jnp.all(high == low) & jnp.any(high != 0),
+        f"in a backward pass, all ranks of {op.comm.key} have the same cotangents of this pvary, "
+        f"and their sum is {op.comm.size} times the cotangent of each. If the ranks use the result "
+        "of pvary alike, and no allreduce sums what they make of it, use the value without pvary",
+    )
+    return token
+
+
+def _extremes(
+    op: Operation, xs: Sequence[jax.Array], flag: jax.Array, token: list[Any]
+) -> tuple[jax.Array, jax.Array, jax.Array, list[Any]]:
+    """Return the largest and smallest values over the ranks, the largest flag, and the token."""
+    parts = [part for x in xs for part in ([x.real, x.imag] if jnp.iscomplexobj(x) else [x])]
+    values = jnp.nan_to_num(jnp.concatenate([v.ravel().astype(jnp.float32) for v in parts]))
+    sent = jnp.concatenate([values, -values, flag[None]])
+    greatest = made("allreduce", op.comm, reduction=as_reduction(op.name, MPI.MAX))
+    most, *token = bind(greatest, PLAIN, sent, *token)
+    return most[: values.size], -most[values.size : -1], most[-1], token
 
 
 def _not_taken(op: Operation, c: jax.Array) -> Any:
@@ -60,19 +90,15 @@ def _not_taken(op: Operation, c: jax.Array) -> Any:
     return c - jax.linear_transpose(plan.select, c)(plan.select(c))[0]
 
 
-def _warn_where(differs: Any, name: str, comm: str, line: str) -> None:
-    words = (
-        f"{line + ': ' if line else ''}in a backward pass, the ranks of {comm} have different "
-        f"cotangents of the result of this {name}. Unless this is intended, their gradients lack "
-        "the contributions of other ranks: pass the result through mpi4jax.pvary before ranks use "
-        "it differently"
-    )
+def _warn_where(condition: Any, words: str) -> None:
+    line = compat.current_line()
+    words = f"{line + ': ' if line else ''}{words}"
 
-    def warn(differs: Any) -> None:
-        if differs:
+    def warn(condition: Any) -> None:
+        if condition:
             compat.warn(words)
 
     if compat.trace_state_clean():
-        warn(differs)
+        warn(condition)
     else:
-        jax.debug.callback(warn, differs)
+        jax.debug.callback(warn, condition)

@@ -9,9 +9,9 @@ order, the same on all ranks. It changes only in that a collective moves to anot
 
 Nothing moves past another operation with an ordered effect: ranks may differ in those.
 
-Large gathers are combined only if their results are needed together, as the three projections of an
-attention are. Sharded parameters (FSDP) save memory because the layers are gathered one after
-another: the next layer's parameters are needed later, since they are applied to this layer's result.
+Large gathers are combined only if their results are needed together, as the three projections of
+an attention are. Sharded parameters (FSDP) save memory because the layers are gathered one after
+another: the parameters of the next layer are applied to the result of this one.
 """
 
 from __future__ import annotations
