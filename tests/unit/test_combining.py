@@ -154,7 +154,7 @@ def attention(x, *weights):
     ],
 )
 def test_large_gathers_are_combined_if_they_are_needed_together(f, n, expected):
-    """Not those of the next layer: all parameters would be in memory at once."""
+    """If the next layer were gathered too, all parameters would be in memory at once."""
     x, w, b = (jax.ShapeDtypeStruct(s, np.float32) for s in ((8, n), (n, n), (n,)))
     layers = [w, b] * 4 if f is not attention else [w] * 4
     how = {"mesh": MESH, "in_specs": P("i"), "out_specs": P("i")}

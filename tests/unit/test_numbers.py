@@ -78,6 +78,7 @@ def of_the_code():
     yield f"{constant('src/transport/pool.rs', 'DEFAULT_MIB'):.0f} MiB"
     yield f"{constant('src/xla/pages.rs', 'LEAST') / 2**20:.0f} MiB"
     yield f"{combining.LIMIT >> 20} MiB"
+    yield f"{combining.LARGE >> 10} KiB"
     yield f"{reductions.GATHERED_BYTES >> 20} MiB"
 
 
