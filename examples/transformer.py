@@ -152,7 +152,7 @@ def train(
     """Train on from the checkpoint, if there is one, and save."""
     specs, step = trainer(mesh)
     params = parameters()
-    state = mpi4jax.sharding.cut((params, optimizer.init(params)), specs, mesh=mesh)
+    state: list[Any] = [*mpi4jax.sharding.cut((params, optimizer.init(params)), specs, mesh=mesh)]
     sampler = mpi4jax.training.Sampler(SAMPLES, BATCH, comm=mesh.comm("data"))
     layouts = (*specs, None)
     with contextlib.suppress(FileNotFoundError):  # the first time

@@ -20,7 +20,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ._numerics import files, store
-from ._numerics.base import as_comm, fail_at_exit, flush_before, static_int
+from ._numerics.base import T, as_comm, fail_at_exit, flush_before, static_int
 from ._numerics.index import Array, Index
 from ._numerics.layout import part_of
 from ._numerics.lock import Lock
@@ -350,12 +350,12 @@ def latest(directory: str | os.PathLike[str], *, comm: MPI.Intracomm | None = No
 
 def load(
     path: str | os.PathLike[str],
-    like: Any,
+    like: T,
     layouts: Any = None,
     *,
     mesh: Mesh | None = None,
     comm: MPI.Intracomm | None = None,
-) -> Any:
+) -> T:
     """Read a checkpoint, written by any number of ranks with any layouts. Collective.
 
     Checksums (CRC-32) of all data that are read are verified.

@@ -18,6 +18,7 @@ from mpi4py import MPI
 from ._numerics.base import (
     CompositeKind,
     CompositeRequest,
+    T,
     Uncopied,
     as_array,
     as_comm,
@@ -26,6 +27,7 @@ from ._numerics.base import (
     waits_in,
 )
 from ._numerics.rendezvous import Ids, Rendezvous, RowExchange, rendezvous
+from ._requests.request import Request
 from .ops import alltoallv, ialltoallv
 
 __all__ = ["Plan"]
@@ -280,7 +282,7 @@ class Plan(Uncopied):
 
     # ---- What users call
 
-    def fill(self, x: Any) -> Any:
+    def fill(self, x: T) -> T:
         """Return the rows that this rank needs, from their owners. Collective.
 
         Args:
@@ -302,7 +304,7 @@ class Plan(Uncopied):
         received = alltoallv(self._to_send(x), *self._counts, comm=self._comm)
         return self._filled([received], self._own(x))
 
-    def add(self, y: Any) -> Any:
+    def add(self, y: T) -> T:
         """Return, for each row that this rank owns, the sum of all ranks' rows of ``y`` for it.
 
         Args:
@@ -324,7 +326,7 @@ class Plan(Uncopied):
         back, own = self._to_return(y)
         return self._added([alltoallv(back, *self._counts[::-1], comm=self._comm)], own)
 
-    def ifill(self, x: Any) -> Any:
+    def ifill(self, x: T) -> Request[T]:
         """Initiate :meth:`fill` without waiting; :func:`mpi4jax.wait` returns its result.
 
         It takes the arguments of :meth:`fill`. Between initiation and wait, compute what needs no
@@ -334,7 +336,7 @@ class Plan(Uncopied):
         request = ialltoallv(self._to_send(x), *self._counts, comm=self._comm)
         return CompositeRequest([request, self._own(x)], CompositeKind("fill", self._filled))
 
-    def iadd(self, y: Any) -> Any:
+    def iadd(self, y: T) -> Request[T]:
         """Initiate :meth:`add` without waiting; :func:`mpi4jax.wait` returns its result."""
         y = self._checked("iadd", "y", y, self._needed)
         back, own = self._to_return(y)

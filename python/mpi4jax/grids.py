@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._numerics.base import Dirichlet, Uncopied, as_array, cart as _cart, rank_of, static_int
+from ._numerics.base import Dirichlet, T, Uncopied, as_array, cart as _cart, rank_of, static_int
 from ._numerics.blocks import Cuts
 from ._requests.wait import after, wait
 from .ops import ihalo_exchange
@@ -24,6 +24,7 @@ from .ops import ihalo_exchange
 __all__ = ["Block", "balanced", "dirichlet", "neumann", "overlapped", "regions"]
 
 Window = tuple[slice, ...]
+R = TypeVar("R")  # the result of a stencil
 
 
 class Block(Uncopied):
@@ -127,7 +128,7 @@ class Block(Uncopied):
     def layout_of(self, op: str, name: str, block: Any) -> Any:
         return self.layout
 
-    def with_ghosts(self, x: Any) -> Any:
+    def with_ghosts(self, x: T) -> T:
         """Add ghost cells, filled with zeros, to an array of ``shape`` or a pytree of such arrays.
 
         Raises:
@@ -140,7 +141,7 @@ class Block(Uncopied):
 
         return jax.tree.map(padded, x)
 
-    def without_ghosts(self, x: Any) -> Any:
+    def without_ghosts(self, x: T) -> T:
         """Remove the ghost cells of an array of ``padded_shape`` or a pytree of such arrays.
 
         An array of ``shape``, which has no ghost cells, is returned as it is.
@@ -336,15 +337,15 @@ def regions(
 
 
 def overlapped(
-    f: Callable[[Any], Any],
-    x: Any,
-    cart: MPI.Cartcomm,
+    f: Callable[[T], R],
+    x: T,
+    cart: MPI.Cartcomm | Block,
     *,
     axes: int | Sequence[int | None] | None = None,
     width: int | Sequence[int | tuple[int, int]] = 1,
     corners: bool = True,
     border: Any = None,
-) -> Any:
+) -> R:
     """Apply a stencil to a block while its ghost cells are exchanged.
 
     It computes the inner cells while the messages are under way, and the interface cells after the

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
-from ._numerics.base import as_array, rows_to_owners
+from ._numerics.base import T, as_array, rows_to_owners
 from ._numerics.exchange import Exchange, comm_of as comm_of
 from ._numerics.files import is_layout
 from ._numerics.layout import Layout, as_layout, batch_of
@@ -36,7 +36,7 @@ def layouts_and_comm(
     return layouts, comm_of(op, comm, *given)
 
 
-def redistribute(x: Any, source: Any, target: Any, *, comm: MPI.Intracomm | None = None) -> Any:
+def redistribute(x: T, source: Any, target: Any, *, comm: MPI.Intracomm | None = None) -> T:
     """Convert a global array from one layout to another. Collective.
 
     Two ranks exchange a message only if the old block of one and the new block of the other have
@@ -102,13 +102,13 @@ def redistribute(x: Any, source: Any, target: Any, *, comm: MPI.Intracomm | None
 
 
 def migrate(
-    x: Any,
+    x: T,
     owners: Any,
     capacity: int,
     *,
     count: Any = None,
     comm: MPI.Intracomm | None = None,
-) -> tuple[Any, jax.Array]:
+) -> tuple[T, jax.Array]:
     """Send each row to its owner, such as each particle to the rank of its cell. Collective.
 
     It sorts the rows by their owners for :func:`ragged_alltoall`, which sends them. Rows that stay

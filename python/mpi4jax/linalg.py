@@ -24,7 +24,7 @@ from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
 
 from ._numerics import krylov, pipelined as _pipelined
-from ._numerics.base import static_int
+from ._numerics.base import T, static_int
 from ._numerics.host import host_solve as host_solve
 from ._numerics.krylov import Info, Reason, check, solve, wide_of
 from ._numerics.multigrid import multigrid as multigrid
@@ -171,7 +171,7 @@ def _space(op: str, comm: MPI.Intracomm | None, reproducible: bool, **fewer: boo
 
 def cg(
     A: Any,
-    b: Any,
+    b: T,
     x0: Any = None,
     *,
     tol: float = 1e-5,
@@ -182,7 +182,7 @@ def cg(
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
     pipelined: bool = False,
-) -> tuple[Any, Info]:
+) -> tuple[T, Info]:
     """Solve ``A(x) = b`` by conjugate gradients, for a Hermitian positive definite ``A``.
 
     Each iteration takes two global reductions, in addition to the communication of ``A`` and ``M``.
@@ -250,7 +250,7 @@ def cg(
 
 def bicgstab(
     A: Any,
-    b: Any,
+    b: T,
     x0: Any = None,
     *,
     tol: float = 1e-5,
@@ -261,7 +261,7 @@ def bicgstab(
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
     merged: bool = False,
-) -> tuple[Any, Info]:
+) -> tuple[T, Info]:
     """Solve ``A(x) = b`` by stabilized biconjugate gradients, for any ``A``.
 
     Each iteration takes three global reductions, and calls ``A`` and ``M`` twice. Arguments,
@@ -288,7 +288,7 @@ def bicgstab(
 
 def gmres(
     A: Any,
-    b: Any,
+    b: T,
     x0: Any = None,
     *,
     tol: float = 1e-5,
@@ -299,7 +299,7 @@ def gmres(
     monitor: Monitor | None = None,
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
-) -> tuple[Any, Info]:
+) -> tuple[T, Info]:
     """Solve ``A(x) = b`` by generalized minimal residuals, for any ``A``.
 
     Each vector of the Krylov space takes two global reductions, in addition to the communication of
@@ -330,7 +330,7 @@ def gmres(
 
 def minres(
     A: Any,
-    b: Any,
+    b: T,
     x0: Any = None,
     *,
     tol: float = 1e-5,
@@ -340,7 +340,7 @@ def minres(
     monitor: Monitor | None = None,
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
-) -> tuple[Any, Info]:
+) -> tuple[T, Info]:
     """Solve ``A(x) = b`` by minimal residuals, for a Hermitian ``A``, definite or indefinite.
 
     Each iteration takes two global reductions, in addition to the communication of ``A`` and ``M``.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
 
 make_mesh = Mesh
 
@@ -286,6 +288,30 @@ def jit(
     if not shardings:
         return function
     return OfWholeArrays(function, lambda: meshes[0] if meshes else current())
+
+
+@overload
+def shard_map(
+    f: Callable[Args, Result],
+    /,
+    *positional: Any,
+    mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    **how: Any,
+) -> Callable[Args, Result]: ...
+
+
+@overload
+def shard_map(
+    f: None = None,
+    /,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any,
+    out_specs: Any,
+    **how: Any,
+) -> Callable[[Callable[Args, Result]], Callable[Args, Result]]: ...
 
 
 def shard_map(

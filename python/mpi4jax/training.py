@@ -283,11 +283,11 @@ def gpipe(layer: Callable[[Any, Any], Any], params: Any, xs: T, axis: str) -> T:
 def one_forward_one_backward(
     layer: Callable[[Any, Any], Any],
     loss: Callable[[Any, Any], Any],
-    params: Any,
+    params: T,
     xs: Any,
     targets: Any,
     axis: str,
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, T]:
     """Compute a loss and its gradient in a pipeline that keeps few activations.
 
     Each step of the pipeline does one forward pass, and one backward pass of an earlier microbatch.

@@ -1,5 +1,7 @@
 """A type checker sees every op's arguments, with tokens and without."""
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from table import ROWS
+from test_layers import NUMERICS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -81,6 +84,29 @@ def f(x: jax.Array, p: Params) -> None:
         params,
         f"tuple[{params}, tuple[Array, Array, Array, fallback=Received]]",
     ], output
+
+
+def test_the_typed_program_uses_each_public_function():
+    program = ast.parse((ROOT / "tests" / "unit" / "typed_program.py").read_text())
+    used = {
+        (node.value.id, node.attr)
+        for node in ast.walk(program)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    used |= {
+        ("mpi4jax", alias.name)
+        for node in ast.walk(program)
+        if isinstance(node, ast.ImportFrom) and node.module == "mpi4jax"
+        for alias in node.names
+    }
+    # The modules of the numerics whose names a program writes with the name of the module.
+    modules = {
+        name: importlib.import_module(f"mpi4jax.{name}") for name in NUMERICS if name != "layouts"
+    }
+    modules["mpi4jax"] = importlib.import_module("mpi4jax.notoken")
+    public = {(module, name) for module, has in modules.items() for name in has.__all__}
+    assert len(public) > 100
+    assert sorted(public - used) == []
 
 
 SHARDED = """

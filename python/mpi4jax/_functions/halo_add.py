@@ -20,7 +20,7 @@ _NAME = "halo_add"
 
 def halo_add(
     x: T,
-    cart: MPI.Cartcomm,
+    cart: MPI.Cartcomm | _cart.Block,
     *,
     axes: int | Sequence[int | None] | None = None,
     width: int | Sequence[int | tuple[int, int]] = 1,

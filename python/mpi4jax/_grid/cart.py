@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,18 @@ import numpy as np
 from mpi4py import MPI
 
 from .._op.comm import Comm, as_comm, check_not_null, static_int
+
+
+class Block(Protocol):
+    """What operations read of a :class:`mpi4jax.grids.Block`, which is defined above this layer."""
+
+    comm: MPI.Cartcomm
+    axes: int | Sequence[int | None] | None
+    width: int | Sequence[int | tuple[int, int]]
+    shape: tuple[int, ...]
+    padded_shape: tuple[int, ...]
+
+    def check_widths(self, op: str) -> None: ...
 
 
 def as_cart(op: str, cart: Any) -> Comm:

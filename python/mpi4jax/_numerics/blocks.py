@@ -128,7 +128,7 @@ class Cuts:
 
 def scatter_blocks(
     x: T,
-    cart: MPI.Cartcomm,
+    cart: MPI.Cartcomm | _cart.Block,
     root: int = 0,
     *,
     axes: int | Sequence[int | None] | None = None,
@@ -203,7 +203,7 @@ def scatter_blocks(
 
 def gather_blocks(
     x: T,
-    cart: MPI.Cartcomm,
+    cart: MPI.Cartcomm | _cart.Block,
     root: int = 0,
     *,
     axes: int | Sequence[int | None] | None = None,

@@ -13,18 +13,18 @@ from jax.experimental import io_callback
 from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
 
-from .base import given_or_default
+from .base import T, given_or_default
 from .krylov import check, check_result, inexact
 
 
 def host_solve(
     solve: Callable[..., Any],
-    b: Any,
+    b: T,
     *args: Any,
     A: Callable[[Any], Any] | None = None,
     transpose_solve: Callable[..., Any] | None = None,
     comm: MPI.Intracomm | None = None,
-) -> Any:
+) -> T:
     """Solve a linear equation by a function on the host, such as one of SciPy, PyAMG or PETSc.
 
     All ranks call it together. The function runs in the order of mpi4jax's operations, also in

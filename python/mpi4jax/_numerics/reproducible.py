@@ -20,7 +20,7 @@ from jax import lax
 from mpi4py import MPI
 
 from ..ops import allreduce
-from .base import as_array
+from .base import T, as_array
 
 Bins = list[jax.Array]  # integers, beginning with the largest unit
 
@@ -223,7 +223,7 @@ def _axes(x: jax.Array, axis: Any) -> tuple[int, ...]:
     return tuple(axes)
 
 
-def reproducible_sum(x: Any, axis: Any = None, comm: MPI.Intracomm | None = None) -> Any:
+def reproducible_sum(x: T, axis: Any = None, comm: MPI.Intracomm | None = None) -> T:
     """Sum the elements of all ranks' arrays, with the same bits on any number of ranks.
 
     The bits do not depend on the distribution or the order of the elements: each element is split

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from .._jax import compat
 from .._job.flush import last
 from .._op.operation import OPERATIONS
 from .._op.other_names import check_call
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def create_token(*args: Any) -> jax.Array:
@@ -126,7 +128,7 @@ def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def auto_tokenize(f: Callable[..., Any]) -> Callable[..., Any]:
+def auto_tokenize(f: F) -> F:
     """Return ``f`` unchanged: operations need no tokens.
 
     Earlier packages needed this decorator for operations without tokens. Here, JAX's effect system

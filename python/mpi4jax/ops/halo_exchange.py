@@ -76,7 +76,7 @@ class HaloExchange(OfBlocks, name="halo_exchange"):
 @define(HaloExchange)
 def halo_exchange(
     x: T,
-    cart: MPI.Cartcomm,
+    cart: MPI.Cartcomm | _cart.Block,
     *,
     axes: int | Sequence[int | None] | None = None,
     width: int | Sequence[int | tuple[int, int]] = 1,
