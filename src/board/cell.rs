@@ -1,6 +1,5 @@
 //! The collectives of a communicator, which a rank notes and its neighbors compare.
 
-use super::slot::mix;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// How many entries a communicator has for its last collectives.
@@ -201,4 +200,11 @@ impl Cell {
 /// The upper bits of a hash that fit beside a number of `SINCE` bits; 0 only if the hash is 0.
 fn short(hash: u64) -> u64 {
     if hash == 0 { 0 } else { (hash >> SINCE).max(1) }
+}
+
+/// A hash of two numbers.
+#[inline(always)]
+pub const fn mix(a: u64, b: u64) -> u64 {
+    let product = ((a ^ 0x9e37_79b9_7f4a_7c15) as u128).wrapping_mul((b ^ 0xd1b5_4a32_d192_ed03) as u128);
+    (product as u64) ^ (product >> 64) as u64
 }

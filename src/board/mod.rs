@@ -25,8 +25,8 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
-pub use self::cell::Cell;
-pub use self::slot::{Life, Peer, Slot, mix};
+pub use self::cell::{Cell, mix};
+pub use self::slot::{Life, Peer, Slot};
 pub use self::words::Entry;
 use crate::system::{folder, os, process, signal};
 

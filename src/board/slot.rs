@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Mutex;
 
-use super::cell::{Cell, FREED, NewLine};
+use super::cell::{Cell, FREED, NewLine, mix};
 use super::raw::Raw;
 use super::words::{Text, Words};
 use crate::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
@@ -94,13 +94,6 @@ pub struct Slot {
     pub peers: [Peer; PEERS],
     pub records: [Raw; RECORDS],
     pub text: Text,
-}
-
-/// A hash of two numbers.
-#[inline(always)]
-pub const fn mix(a: u64, b: u64) -> u64 {
-    let product = ((a ^ 0x9e37_79b9_7f4a_7c15) as u128).wrapping_mul((b ^ 0xd1b5_4a32_d192_ed03) as u128);
-    (product as u64) ^ (product >> 64) as u64
 }
 
 /// Milliseconds of the clock that all processes share.

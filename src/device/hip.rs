@@ -9,7 +9,6 @@ use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use super::cuda::Code;
 use crate::dynlib::{Found, Name};
 
 const VARIABLE: &str = "MPI4JAX_LIBHIP";
@@ -39,6 +38,8 @@ pub fn open() -> Result<Found, String> {
         .or_else(|error| older.into_iter().find_map(|name| Found::open(name).ok()).ok_or(error))
 }
 
+/// What a function of HIP returns, as a function of the CUDA driver does.
+type Code = c_int;
 type Stream = *mut c_void;
 
 /// The functions of HIP that are called here.

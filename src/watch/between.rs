@@ -3,25 +3,11 @@
 
 use std::sync::atomic::Ordering;
 
-use serde::{Deserialize, Serialize};
-
-use super::state::{Need, RankStatus, World};
+use super::state::{Need, Noted, RankStatus, World};
 use crate::board::Slot;
 use crate::board::cell::{DOUBT, FREED, MIXED, PRINTS, THREADS};
 use crate::comm::CommId;
 use crate::comm::origin::ONLY_ONE;
-
-/// The last collectives of a rank on a communicator.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Noted {
-    /// The identity of the communicator.
-    pub comm: u64,
-    /// Whether the identity is certain. Otherwise two ranks mean the same communicator only if both have counted the same number
-    /// of duplicates of `MPI_COMM_WORLD`.
-    pub is_sure: bool,
-    /// The number of each collective, and the hash of what must be equal on all ranks.
-    pub prints: Vec<(u64, u64)>,
-}
 
 /// Collectives of one number that differ, of a rank of this host and one of another.
 #[derive(Debug, PartialEq)]

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::between::Between;
-use super::{end, settings, watchdog};
+use super::{end, read, settings};
 use crate::board::cell::{DOUBT, MIXED, Print, THREADS};
 use crate::board::{Cell, Once, Slot, board, mix, own};
 use crate::call::{Call, Phase, Site};
@@ -433,7 +433,7 @@ fn end_or_doubt(texts: &[(i32, String)], is_default: bool) {
 /// job was not aborted.
 pub fn end_different(report: &str, ranks: &[i32]) {
     if board().is_first_to(Once::Differs) {
-        let exceptions = watchdog::exceptions(ranks);
+        let exceptions = read::exceptions(ranks);
         print(&format!("r{} | mpi4jax: {report}{exceptions}\n", board().rank));
         end::end_job(DIFFERENT);
     }

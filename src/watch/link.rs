@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
 use super::hosts::{Mail, Message, QuestionKind};
+use super::read;
 use super::state::World;
-use super::watchdog;
 use crate::comm::Calling;
 use crate::error::Cause;
 use crate::finalize::at_finalize;
@@ -73,7 +73,7 @@ fn take((from, message): (i32, Message)) {
     match message {
         Message::Question(number, kind) => {
             mail().hear(from);
-            let answer = Message::answer(number, &watchdog::told(kind));
+            let answer = Message::answer(number, &read::told(kind));
             post(|mail| mail.outbox.push((from, answer)));
         }
         Message::Answer(number, states) => post(|mail| mail.receive(from, number, states)),

@@ -1,9 +1,12 @@
-//! The states of the ranks of this host, as they are read from the board.
+//! The states of the ranks of this host, as they are read from the board, for this host and for others.
 
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use super::between;
+use super::hosts::QuestionKind;
 use super::python::{self, Place};
+use super::settings::{Settings, watchdog};
 use super::state::{Need, Peer, RankStatus, State, Wait, WaitId, World};
 use crate::board::cell::FREED;
 use crate::board::ranks::Ranks;
@@ -15,8 +18,8 @@ use crate::mpilib::wildcards;
 use crate::ops::Op;
 use crate::record::clock;
 use crate::record::recorder::{self, Record, RecordState};
-use crate::system::os;
 use crate::system::process::{self, ProcessState};
+use crate::system::{folder, os};
 
 /// How many of its last operations a report has.
 const LAST: usize = recorder::LAST as usize;
@@ -192,4 +195,35 @@ pub fn world() -> World {
 /// Whether a debugger is attached to a rank of this host, or one is stopped.
 pub fn is_halted() -> bool {
     board().here().any(|(_, slot)| state(slot).1)
+}
+
+/// The exceptions that these ranks are handling, a line each.
+pub fn exceptions(ranks: &[i32]) -> String {
+    python::ask(|rank| ranks.contains(&rank), python::PATIENCE);
+    let of = |&rank: &i32| {
+        let status = status(board().slot(rank)?);
+        (!status.exception.is_empty()).then(|| format!("\n  rank {rank} is handling {}", status.exception))
+    };
+    ranks.iter().filter_map(of).collect()
+}
+
+/// What another host is told of the ranks of this one.
+pub fn told(kind: QuestionKind) -> World {
+    if kind != QuestionKind::Status {
+        python::ask(|_| true, python::PATIENCE);
+    }
+    if let (QuestionKind::End, Some(watchdog)) = (kind, watchdog()) {
+        let _ = leave_board(&watchdog.settings);
+    }
+    world()
+}
+
+/// Leaves a copy of the board where reports are.
+pub fn leave_board(settings: &Settings) -> Result<&Path, String> {
+    let directory = &settings.directory;
+    if !board().is_shared() {
+        return Err("they have no board in shared memory".into());
+    }
+    let written = folder::write(&directory.join("board"), &board().bytes());
+    written.map(|()| &**directory).map_err(|error| format!("{}: {error}", directory.display()))
 }

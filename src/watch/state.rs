@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::between::Noted;
 use crate::board::ranks::Ranks;
 use crate::comm::CommId;
 use crate::comm::origin::{ONLY_ONE, UNKNOWN};
@@ -93,6 +92,18 @@ pub enum State {
 
 /// Messages between a rank and another one on a communicator: the key, the other rank, the weights of those sent and received.
 pub type Messages = (u64, i32, u64, u64);
+
+/// The last collectives of a rank on a communicator.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Noted {
+    /// The identity of the communicator.
+    pub comm: u64,
+    /// Whether the identity is certain. Otherwise two ranks mean the same communicator only if both have counted the same number
+    /// of duplicates of `MPI_COMM_WORLD`.
+    pub is_sure: bool,
+    /// The number of each collective, and the hash of what must be equal on all ranks.
+    pub prints: Vec<(u64, u64)>,
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankStatus {

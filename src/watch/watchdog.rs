@@ -6,7 +6,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use super::decide::{self, Action, Memory};
 use super::end::{self, HUNG};
 use super::hosts::QuestionKind;
 use super::report::{self, Facts};
-use super::settings::{self, Settings, Watchdog, watchdog};
+use super::settings::{self, Watchdog};
 use super::state::{Key, WaitId, World, compare_origins, wait_of};
 use super::verdict::{Verdict, Why};
 use super::waits::{self, Limit, Waits};
@@ -63,37 +62,6 @@ pub fn run(watchdog: &'static Watchdog) {
         // While it asks other hosts, its operations wait.
         asking = began.elapsed().min(link::ANSWER_TIME).as_secs_f64();
     }
-}
-
-/// The exceptions that these ranks are handling, a line each.
-pub fn exceptions(ranks: &[i32]) -> String {
-    python::ask(|rank| ranks.contains(&rank), python::PATIENCE);
-    let of = |&rank: &i32| {
-        let status = read::status(board().slot(rank)?);
-        (!status.exception.is_empty()).then(|| format!("\n  rank {rank} is handling {}", status.exception))
-    };
-    ranks.iter().filter_map(of).collect()
-}
-
-/// What another host is told of the ranks of this one.
-pub fn told(kind: QuestionKind) -> World {
-    if kind != QuestionKind::Status {
-        python::ask(|_| true, python::PATIENCE);
-    }
-    if let (QuestionKind::End, Some(watchdog)) = (kind, watchdog()) {
-        let _ = leave_board(&watchdog.settings);
-    }
-    read::world()
-}
-
-/// Leaves a copy of the board where reports are.
-fn leave_board(settings: &Settings) -> Result<&Path, String> {
-    let directory = &settings.directory;
-    if !board().is_shared() {
-        return Err("they have no board in shared memory".into());
-    }
-    let written = folder::write(&directory.join("board"), &board().bytes());
-    written.map(|()| &**directory).map_err(|error| format!("{}: {error}", directory.display()))
 }
 
 /// Whether this rank takes a turn that only one rank of a host takes within `lease` milliseconds. The number holds the rank that
@@ -376,7 +344,7 @@ impl Observer {
         let world = self.fresh_world(QuestionKind::Report);
         let facts = self.facts(&world);
         print(&facts.report("report (SIGUSR1)", (rank, None), rank));
-        print(&facts.left(leave_board(&self.watchdog.settings)));
+        print(&facts.left(read::leave_board(&self.watchdog.settings)));
     }
 
     fn facts<'a>(&self, world: &'a World) -> Facts<'a> {
@@ -402,7 +370,7 @@ impl Observer {
         };
         // A file system that hangs must not keep the report from the user.
         print(&text);
-        let mut more = facts.left(leave_board(&self.watchdog.settings));
+        let mut more = facts.left(read::leave_board(&self.watchdog.settings));
         let file = self.watchdog.settings.directory.join("report.txt");
         if folder::write(&file, (text + &more).as_bytes()).is_ok() {
             more += &format!("  this report: {}\n", file.display());

@@ -1,5 +1,7 @@
-//! A file of `src` uses its own layer and those below. `src/lib.rs` lists the layers, from the bottom to the top.
+//! A file of `src` uses its own layer and those below. `src/lib.rs` lists the layers, from the bottom to the top. The files of a
+//! directory do not use each other in a circle.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -19,11 +21,11 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     entries.flat_map(of).filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
 }
 
-/// The modules at the top that a text names: `crate::name` and `crate::{name, other::Thing}`.
-fn used(text: &str) -> Vec<&str> {
+/// The modules that a text names after this path: for `crate::`, `crate::name` and `crate::{name, other::Thing}`.
+fn used<'a>(text: &'a str, path: &str) -> Vec<&'a str> {
     let name = |text: &str| text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
     let mut found = Vec::new();
-    for (at, prefix) in text.match_indices("crate::") {
+    for (at, prefix) in text.match_indices(path) {
         let rest = &text[at + prefix.len()..];
         let Some(list) = rest.strip_prefix('{') else {
             found.push(&rest[..name(rest)]);
@@ -62,7 +64,7 @@ fn no_file_uses_a_layer_above_its_own() {
         }
         let own = layer(module).unwrap_or_else(|| panic!("{module} is in no layer"));
         let text = fs::read_to_string(&path).expect("a file");
-        for other in used(&text) {
+        for other in used(&text, "crate::") {
             let theirs = layer(other).unwrap_or_else(|| panic!("{}: there is no {other}", path.display()));
             assert!(theirs <= own, "{} uses {other}, which is above it", path.display());
             // Within a layer modules stand beside each other.
@@ -71,4 +73,58 @@ fn no_file_uses_a_layer_above_its_own() {
         }
     }
     assert!(uses > 100 && layers.len() > 8, "{uses} uses of {layers:?}");
+}
+
+/// Each file with the files that it uses.
+type Uses<'a> = BTreeMap<&'a str, Vec<&'a str>>;
+
+/// What is left of these files when files are removed that use none of the others, or that none of the others uses.
+fn circles(mut files: Uses) -> Uses {
+    let is_outside = |files: &Uses, name: &str| {
+        files.values().all(|used| !used.contains(&name))
+            || !files[name].iter().any(|used| files.contains_key(used))
+    };
+    while let Some(name) = files.keys().copied().find(|name| is_outside(&files, name)) {
+        files.remove(name);
+    }
+    files
+}
+
+#[test]
+fn no_files_of_a_directory_use_each_other_in_a_circle() {
+    let names = ["a", "b", "c", "d"];
+    let found = circles(names.into_iter().zip([vec!["b", "d"], vec!["c"], vec!["b", "d"], vec![]]).collect());
+    assert_eq!(found.into_keys().collect::<Vec<_>>(), ["b", "c"]);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut folders: BTreeMap<PathBuf, BTreeMap<String, String>> = BTreeMap::new();
+    for path in files(&source) {
+        let name = path.file_stem().and_then(|name| name.to_str()).expect("a name");
+        let text = fs::read_to_string(&path).expect("a file");
+        // Links in comments are no uses.
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>();
+        let folder = path.parent().expect("a folder").to_owned();
+        folders.entry(folder).or_default().insert(name.to_owned(), code.join("\n"));
+    }
+    let (mut uses, mut found) = (0, Vec::new());
+    for (folder, texts) in &folders {
+        let inside = folder.strip_prefix(&source).expect("a folder of src");
+        let own: String = inside.iter().map(|part| format!("{}::", part.to_str().expect("a name"))).collect();
+        let graph: Uses = texts
+            .iter()
+            .filter(|(name, _)| *name != "mod" && *name != "lib")
+            .map(|(name, text)| {
+                let mut named = used(text, "super::");
+                named.extend(used(text, &format!("crate::{own}")));
+                named.retain(|other| texts.contains_key(*other) && *other != name);
+                (name.as_str(), named)
+            })
+            .collect();
+        uses += graph.values().map(Vec::len).sum::<usize>();
+        let left = circles(graph);
+        if !left.is_empty() {
+            found.push(format!("{}: {left:?}", inside.display()));
+        }
+    }
+    assert!(uses > 100, "{uses} uses");
+    assert!(found.is_empty(), "{}", found.join("\n"));
 }

@@ -4,6 +4,7 @@
 //! `MPI_IN_PLACE` on run-time types nor counts beyond 32 bits.
 
 mod collectives;
+mod lengths;
 mod matching;
 mod p2p;
 mod posted;

@@ -7,8 +7,8 @@ use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 use smallvec::SmallVec;
 
 use super::finish_receive;
+use super::lengths::Lengths;
 use super::reducer::Reducer;
-use super::rooted::Lengths;
 use super::vectors::Vectors;
 use super::waiting;
 use crate::call::Call;

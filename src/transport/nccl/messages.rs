@@ -2,12 +2,11 @@
 
 use std::sync::OnceLock;
 
-use super::operations::has;
 use crate::call::{Call, Envelope};
 use crate::device::nccl::{DataType, RedOp};
 use crate::error::Cause;
 use crate::mpilib::wildcards;
-use crate::ops::{Builtin, Class, Dtype, Reduction};
+use crate::ops::{Builtin, Class, Dtype, Op, Reduction};
 use crate::system::variable;
 
 /// The tag of messages that go through NCCL, which has none.
@@ -23,6 +22,11 @@ pub enum MessagePath {
     Nccl,
     /// Through staging, with all that MPI allows.
     Staged,
+}
+
+/// Whether NCCL has an operation; what it lacks goes through the memory of the host.
+fn has(op: Op) -> bool {
+    !matches!(op, Op::Exscan | Op::HaloExchange | Op::Scan)
 }
 
 static SETTING: OnceLock<MessagePath> = OnceLock::new();

@@ -15,11 +15,6 @@ use crate::ops::{Buffer, Op, Parts};
 /// Messages of a rank, each with the rank at its other end.
 type Messages = SmallVec<[(i32, Buffer); 8]>;
 
-/// Whether NCCL has an operation; what it lacks goes through the memory of the host.
-pub fn has(op: Op) -> bool {
-    !matches!(op, Op::Exscan | Op::HaloExchange | Op::Scan)
-}
-
 /// Puts a call on its stream. Data that are only moved are bytes.
 pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
     let (site, stream) = (call.site, call.stream.handle().cast());
