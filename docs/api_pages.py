@@ -258,8 +258,8 @@ host, or of the job whose directory a [report](debugging.md) names, and says for
 which rank diverged first.
 
 `python -m mpi4jax.timeline FILES` merges the timelines that ranks wrote with `MPI4JAX_TRACE`,
-prints how long each rank waited and what each source line took, and draws them with `--png`: see
-[timelines](performance.md#timelines).
+prints what each rank and each source line sent, took and waited, and draws them with `--png`: see
+[timelines](performance.md#timelines). `mpi4jax timeline` does the same where no MPI is installed.
 """
 
 ROLE = re.compile(r":\w+:`~?(?:mpi4jax\.)?(?:notoken\.)?([\w.]+)`")

@@ -11,6 +11,7 @@ starts mpiexec must not be an MPI process itself.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import shutil
@@ -126,6 +127,14 @@ def run(
     return 128 - status if status < 0 else status
 
 
+def _file_of(module: str) -> Path:
+    """Return the file of a module of a package, which is not imported."""
+    package, _, name = module.partition(".")
+    found = importlib.util.find_spec(package)
+    folders = (found.submodule_search_locations if found else None) or []
+    return next(path for folder in folders if (path := Path(folder, f"{name}.py")).exists())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="mpi4jax", description="Run programs of mpi4jax.")
     commands = parser.add_subparsers(dest="name", required=True)
@@ -148,7 +157,10 @@ def main() -> int:
         return mpi4jax_check.main(rest)
     if options.name in MODULES:
         module = MODULES[options.name][0]
-        os.execv(sys.executable, [sys.executable, "-m", module, *rest])
+        program = ["-m", module]
+        if options.name == "timeline":  # its file alone, because there may be no MPI
+            program = ["-P", str(_file_of(module))]
+        os.execv(sys.executable, [sys.executable, *program, *rest])
     if rest:
         start.error(f"unrecognized arguments: {' '.join(rest)}")
     command = [options.command, *options.arguments]

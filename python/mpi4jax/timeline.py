@@ -1,17 +1,18 @@
 """Merge the timelines of the ranks of a job, and draw them.
 
     MPI4JAX_TRACE=trace.json mpiexec -n 4 python program.py  # writes trace.0.json and so on
-    python -m mpi4jax.timeline trace.*.json --output merged.json --png merged.png
+    mpi4jax timeline trace.*.json --output merged.json --png merged.png
 
 The result opens in https://ui.perfetto.dev and chrome://tracing. Ranks' clocks are aligned by the
 ends of collectives that no rank leaves before all have come. In each collective, the time until
-the last rank has come is marked as waiting; the rest is transfer. Nothing here needs MPI or JAX.
+the last rank has come is marked as waiting; the rest is transfer. The first call of each operation
+is counted apart, because ranks then wait for others that compile. Nothing here needs MPI or JAX, so
+`mpi4jax timeline` runs this file without the package around it.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import importlib.util
 import json
 import statistics
@@ -78,8 +79,19 @@ def offsets(events: list[Event]) -> dict[int, float]:
     return {rank: ahead[host] for rank, host in sorted(hosts.items())}
 
 
+def _place(event: Event) -> tuple[str, str]:
+    """Return the function of mpi4jax that the user has called, or "", and the user's line."""
+    site = event["args"]["record"].get("site") or "an unknown line"
+    function, _, line = site.rpartition(" at ")
+    return function, line
+
+
 def merge(events: list[Event]) -> list[Event]:
-    """Return all events on one clock that starts at 0, with the waits as events of their own."""
+    """Return all events on one clock that starts at 0.
+
+    Waits are events of their own, and so are the functions of mpi4jax that the user has called:
+    each lasts as long as an operation inside of it.
+    """
     ahead = offsets(events)
     spans = [{**e, "ts": e["ts"] - ahead[e["pid"]]} for e in events if e["ph"] == "X"]
     start = min((e["ts"] for e in spans), default=0.0)
@@ -92,36 +104,122 @@ def merge(events: list[Event]) -> list[Event]:
             wait = min(max(last - event["ts"], 0.0), event["dur"])
             event["args"] = {**event["args"], "wait_us": wait, "transfer_us": event["dur"] - wait}
             waits.append({**event, "name": "wait", "cat": "wait", "dur": wait, "args": {}})
-    names = [e for e in events if e["ph"] == "M"]
-    return [
-        *names,
-        *sorted([*spans, *(w for w in waits if w["dur"] > 0)], key=lambda e: (e["ts"], -e["dur"])),
-    ]
+    around = []
+    called = set()
+    for event in sorted(spans, key=lambda e: float(e["ts"])):
+        record, (function, _) = event["args"]["record"], _place(event)
+        what = (record.get(name) for name in ("site", "dtype", "count", "source", "dest"))
+        call = event["pid"], event["name"], *what
+        event["args"] = {**event["args"], "first": call not in called}
+        called.add(call)
+        if function:
+            around.append({**event, "name": function, "cat": "function", "args": {}})
+    # Viewers show an event inside of an earlier one of the same time. Sorting keeps this order.
+    found = [*around, *spans, *(w for w in waits if w["dur"] > 0)]
+    found.sort(key=lambda e: (e["ts"], -e["dur"]))
+    return [*(e for e in events if e["ph"] == "M"), *found]
+
+
+def _operations(events: list[Event]) -> list[Event]:
+    return [e for e in events if e["ph"] == "X" and e["cat"] == "mpi"]
+
+
+class Total:
+    """Total of operations; times are in milliseconds.
+
+    Attributes:
+        calls: number of operations.
+        messages: messages that were sent to other ranks, without the messages of collectives, which
+            the MPI library chooses.
+        bytes: bytes of the operands.
+        time, waiting: without first calls.
+        first: time of first calls, in which ranks wait for others that compile.
+        ranks: of these operations.
+    """
+
+    def __init__(self, operations: list[Event]):
+        took = dict.fromkeys((True, False), 0.0)
+        self.waits = dict.fromkeys([event["pid"] for event in operations], 0.0)
+        for event in operations:
+            took[event["args"]["first"]] += event["dur"] / 1e3
+            wait = 0.0 if event["args"]["first"] else event["args"].get("wait_us", 0.0)
+            self.waits[event["pid"]] += wait / 1e3
+        sent = [e["args"] for e in operations if not e["name"].startswith("wait for ")]
+        self.calls, self.ranks = len(operations), len(self.waits)
+        self.messages = sum(args.get("messages") or 0 for args in sent)
+        self.bytes = sum(args.get("bytes") or 0 for args in sent)
+        self.time, self.first, self.waiting = took[False], took[True], sum(self.waits.values())
+
+    def words(self, of: str = "") -> str:
+        """Return what all ranks did, with times per rank; ``of``: the operation."""
+        words = f"{self.calls} calls{of and f' of {of}'} on {self.ranks} ranks, "
+        if self.messages:
+            words += f"{self.messages} messages, "
+        words += f"{_size(self.bytes)}, {self.time / self.ranks:.3f} ms per rank"
+        if self.waiting:
+            last = min(self.waits, key=lambda rank: self.waits[rank])
+            words += f", of which {self.waiting / self.ranks:.3f} ms waiting (least on rank {last})"
+        return f"{words}; first calls {self.first / self.ranks:.3f} ms"
+
+
+def _size(size: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
 
 
 def by_line(events: list[Event]) -> list[str]:
-    """Return what operations took on all ranks, by source line, the longest first."""
+    """Return what operations took on all ranks, by source line, the longest first.
+
+    Operations of a function of mpi4jax stand below it.
+    """
     groups: dict[tuple[str, str], list[Event]] = {}
-    for event in events:
-        if event["ph"] == "X" and event["cat"] != "wait":
-            site = event["args"]["record"].get("site") or "an unknown line"
-            groups.setdefault((event["name"], site), []).append(event)
-    lines = []
-    for (name, site), group in groups.items():
-        took, waited = collections.Counter[int](), collections.Counter[int]()
+    for event in _operations(events):
+        function, line = _place(event)
+        groups.setdefault((function or event["name"], line), []).append(event)
+    said = []
+    for (name, line), group in groups.items():
+        total, by_name = Total(group), dict[str, list[Event]]()
         for event in group:
-            took[event["pid"]] += event["dur"]
-            waited[event["pid"]] += event["args"].get("wait_us", 0.0)
-        total, ranks = sum(took.values()), len(took)
-        words = (
-            f"{name} at {site}: {len(group)} calls on {ranks} ranks, {total / ranks / 1e3:.3f} ms "
-            f"per rank"
-        )
-        if wait := sum(waited.values()):
-            last = min(took, key=lambda rank: waited[rank])
-            words += f", of which {wait / ranks / 1e3:.3f} ms waiting; least on rank {last}"
-        lines.append((total, words))
-    return [words for _, words in sorted(lines, reverse=True)]
+            by_name.setdefault(event["name"], []).append(event)
+        inner = "" if name in by_name else next(iter(by_name))
+        words = [f"{name} at {line}: {total.words(inner if len(by_name) == 1 else '')}"]
+        if len(by_name) > 1:
+            words += [f"{inner}: {Total(of).words()}" for inner, of in by_name.items()]
+        said.append((total.time + total.first, words))
+    return ["\n      ".join(words) for _, words in sorted(said, reverse=True)]
+
+
+_COLUMNS = "operations", "messages", "size", "time", "waiting", "first calls", "clock"
+
+
+def _row(name: str, total: Total, clock: str) -> list[str]:
+    times = (f"{time:.3f} ms" for time in (total.time, total.waiting, total.first))
+    return [name, str(total.calls), str(total.messages), _size(total.bytes), *times, clock]
+
+
+def by_rank(events: list[Event], ahead: dict[int, float]) -> list[str]:
+    """Return a table of what each rank did, and of the sum; the ranks that waited least if there
+    are many."""
+    operations = _operations(events)
+    of_rank: dict[int, list[Event]] = {rank: [] for rank in ahead}
+    for event in operations:
+        of_rank[event["pid"]].append(event)
+    totals = {rank: Total(of) for rank, of in of_rank.items()}
+    shown = list(totals)
+    if len(shown) > _MOST:
+        shown = sorted(shown, key=lambda rank: totals[rank].waiting)[:_MOST]
+    rows = [["", *_COLUMNS]]
+    rows += [_row(f"rank {rank}", totals[rank], f"{ahead[rank]:+.1f} us") for rank in shown]
+    rows.append(_row("sum of all ranks", Total(operations), ""))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
+    if len(totals) > _MOST:
+        words = f"the {_MOST} of {len(totals)} ranks that waited least, for which the others wait:"
+        lines.insert(0, words)
+    return lines
 
 
 def draw(events: list[Event], path: Path) -> None:
@@ -132,7 +230,7 @@ def draw(events: list[Event], path: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
-    spans = [e for e in events if e["ph"] == "X"]
+    spans = [e for e in events if e["ph"] == "X" and e["cat"] != "function"]
     ranks = sorted({e["pid"] for e in spans})
     names = sorted({e["name"] for e in spans} - {"wait"})
     colours = {name: plt.get_cmap("tab20")(i % 20) for i, name in enumerate(names)}
@@ -185,21 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     merged = merge(events)
     options.output.write_text(json.dumps({"traceEvents": merged}))
-    said = []
-    for rank, ahead in offsets(events).items():
-        spans = [e for e in merged if e["ph"] == "X" and e["pid"] == rank]
-        ops = [e for e in spans if e["name"] != "wait"]
-        wait = sum(e["dur"] for e in spans if e["name"] == "wait")
-        words = (
-            f"rank {rank}: {len(ops)} operations, {sum(e['dur'] for e in ops) / 1e3:.3f} ms, "
-            f"of which {wait / 1e3:.3f} ms waiting; clock {ahead:+.1f} us"
-        )
-        said.append((wait, rank, words))
-    if len(said) > _MOST:
-        print(f"the {_MOST} of {len(said)} ranks that waited least, for which the others wait:")
-        said = sorted(said)[:_MOST]
-    for *_, words in said:
-        print(words)
+    print(*by_rank(merged, offsets(events)), sep="\n")
     lines = by_line(merged)
     print("by source line, of all ranks:", *lines[:_MOST], sep="\n  ")
     if len(lines) > _MOST:

@@ -12,8 +12,8 @@ pub use self::site::{Checked, Phase, PreparedReduction, Site};
 pub use self::status::Status;
 pub use self::stream::Stream;
 use crate::error::{Cause, Error};
-use crate::mpilib::Wildcards;
-use crate::ops::{Buffer, Dtype, Extent, Parts};
+use crate::mpilib::{Wildcards, wildcards};
+use crate::ops::{Buffer, Dtype, Extent, Op, Parts};
 
 /// Operands and results beyond the first.
 pub type Blocks = SmallVec<[(Buffer, Buffer); 4]>;
@@ -194,5 +194,25 @@ impl<'a> Call<'a> {
         };
         let others: usize = self.others.iter().map(|(send, _)| send.count()).sum();
         per_rank(side.send, self.send).or(per_rank(side.recv, self.recv)).unwrap_or(0) + others
+    }
+
+    /// How many messages this rank sends, to other ranks. `None` for collectives whose messages the MPI library chooses.
+    #[cold]
+    pub fn messages(&self) -> Option<usize> {
+        let (site, me) = (self.site, self.site.comm.rank as usize);
+        let to_others =
+            |counts: &[u64]| (0..).zip(counts).filter(|&(rank, &count)| rank != me && count > 0).count();
+        match site.op {
+            Op::Alltoallv | Op::HaloExchange | Op::Permute => site.counts().map(|[sent, _]| to_others(&sent)),
+            Op::RaggedAlltoall => {
+                let sent: Vec<u64> =
+                    self.counts.iter().take(site.comm.size as usize).map(|&count| count as u64).collect();
+                Some(to_others(&sent))
+            }
+            op if op.row().has_peer => {
+                Some(usize::from(op.row().sends() && self.envelope.dest != wildcards().proc_null))
+            }
+            _ => None,
+        }
     }
 }

@@ -41,13 +41,13 @@ pub fn start(path: &Path, rank: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends an operation, and writes its record.
+/// Ends an operation of a site, and writes its record. `messages` is how many messages it sends, if that is known here.
 #[cold]
-pub fn write(running: Running) {
+pub fn write(running: Running, messages: Option<usize>) {
     let before = running.record().map(|record| record.ticket);
     let record = running.end().filter(|record| Some(record.ticket) == before);
     if let (Some(trace), Some(record)) = (lock(&TRACE).as_mut(), record) {
-        let _ = trace.write(&record);
+        let _ = trace.write(&record, messages);
     }
 }
 
@@ -61,10 +61,11 @@ pub extern "C" fn flush() {
 }
 
 impl Trace {
-    fn write(&mut self, record: &Record) -> io::Result<()> {
+    fn write(&mut self, record: &Record, messages: Option<usize>) -> io::Result<()> {
         let comm = &record.comm;
         let args = json!({
             "bytes": record.dtype.map_or(0, |dtype| record.count * dtype.size() as u64),
+            "messages": messages,
             "key": comm.key,
             "members": format!("{:016x}", comm.id.class),
             "record": json::record(record),

@@ -10,13 +10,17 @@ use crate::record::{events, log, timeline};
 use crate::watch::{self, CheckLevel, check_level};
 
 #[inline]
-fn end(mut running: Running, result: Result<(), Error>) -> Result<(), Box<Error>> {
+fn end(
+    mut running: Running,
+    result: Result<(), Error>,
+    messages: impl FnOnce() -> Option<usize>,
+) -> Result<(), Box<Error>> {
     let result = result.map_err(Box::new);
     if result.is_err() {
         running.fail();
     }
     if timeline::is_enabled() {
-        timeline::write(running);
+        timeline::write(running, messages());
     }
     result
 }
@@ -33,7 +37,7 @@ pub fn wait_for(
     if result.is_ok() && !site.op.row().is_collective() {
         watch::end_message(site, started.destination());
     }
-    end(running, result)
+    end(running, result, || Some(0))
 }
 
 /// Runs an operation of a site between the two ends of its record.
@@ -51,7 +55,7 @@ pub fn run(
         if events::wants_calls() { log::logged(site.mpi_name(), call, execute) } else { execute(call) }
     });
     let result = result.and_then(|()| watch::end_operation(call, &running));
-    end(running, result)
+    end(running, result, || call.messages())
 }
 
 /// What is said of an operation that has failed, or of the wait for it, before the job ends.

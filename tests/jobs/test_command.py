@@ -1,5 +1,6 @@
 """The command `mpi4jax`: `run` and the programs of the package."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +20,12 @@ sys.exit(3 * (MPI.COMM_WORLD.rank == 1))
 """
 
 
-def mpi4jax(*arguments):
+def mpi4jax(*arguments, cwd=None, env=None):
     file = Path(command.__file__)
     return subprocess.run(
         [sys.executable, file, *arguments],
-        env=environment_outside_mpi(),
+        cwd=cwd,
+        env={**environment_outside_mpi(), **(env or {})},
         capture_output=True,
         text=True,
         timeout=90,
@@ -68,6 +70,16 @@ def test_programs(name):
     job = mpi4jax(name, "--help")
     assert job.returncode == 0
     assert job.stdout.startswith(f"usage: python -m {command.MODULES[name][0]}")
+
+
+def test_timelines_are_read_without_mpi_and_jax(tmp_path):
+    for package in ("mpi4py", "jax", "numpy"):
+        (tmp_path / f"{package}.py").write_text("raise ImportError")
+    name = {"ph": "M", "name": "process_name", "pid": 0, "args": {"host": "a"}}
+    (tmp_path / "t.0.json").write_text(json.dumps([name])[:-1])
+    job = mpi4jax("timeline", "t.0.json", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert job.returncode == 0, job.stderr
+    assert "sum of all ranks" in job.stdout
 
 
 def test_wrong_arguments():

@@ -292,3 +292,30 @@ def test_timelines_have_both(run, tmp_path):
     events = json.loads((tmp_path / "trace.0.json").read_text() + "]")
     names = [event["name"] for event in events if event["ph"] == "X"]
     assert names == ["iallreduce", "wait for iallreduce"]
+
+
+def test_timelines_name_the_function_that_the_line_calls(run, tmp_path):
+    job = run(
+        2,
+        """
+        x = jnp.ones(4)
+        y = mpi4jax.migrate(x, np.full(4, 1 - rank), 4)
+        f = lambda x: mpi4jax.migrate(x, np.full(4, 1 - rank), 4)[0]
+        y = jax.jit(f)(x).block_until_ready()
+        y = mpi4jax.allreduce(y)[0].block_until_ready()
+        """,
+        MPI4JAX_TRACE=str(tmp_path / "trace.json"),
+    )
+    assert job.returncode == 0, job.stderr
+    events = json.loads((tmp_path / "trace.0.json").read_text() + "]")
+    found = [event for event in events if event["ph"] == "X"]
+    sites = [event["args"]["record"]["site"] for event in found]
+    lines = [int(site.rpartition(":")[2]) for site in sites]
+    first = lines[0]
+    assert [re.sub(r":\d+", "", site) for site in sites] == [
+        *["migrate at program.py"] * (len(sites) - 1),
+        "program.py",
+    ]
+    assert sorted({*lines}) == [first, first + 1, first + 3]
+    moved = [e["args"] for e in found if e["name"] == "ragged_alltoall"]
+    assert [(args["messages"], args["bytes"]) for args in moved] == 2 * [(1, 16)]

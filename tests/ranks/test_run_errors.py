@@ -101,7 +101,8 @@ def test_too_little_room_on_one_rank_is_an_error_on_all(name, jit):
     words += " receives"
     each = ", ".join(f"1 from rank {rank}" for rank in range(SIZE))
     words += f" ({each}), got {SIZE - 1}" if last == RANK else ", got less there"
-    assert f"{words} when it ran, test_run_errors.py:" in str(e.value)
+    line = "migrate at test_run_errors.py:" if name == "migrate" else "test_run_errors.py:"
+    assert f"{words} when it ran, {line}" in str(e.value)
     # All ranks have raised it, so they can go on together.
     assert COMM.allreduce(1) == SIZE
     comm.Free()

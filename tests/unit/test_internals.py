@@ -39,7 +39,7 @@ from mpi4py import MPI
 import mpi4jax
 from mpi4jax import notoken
 from mpi4jax._compile.scope import scope_p
-from mpi4jax._jax import compat
+from mpi4jax._jax import compat, lines
 from mpi4jax._jax.workarounds import is_needed
 from mpi4jax._job import flush
 from mpi4jax._op.primitive import PRIMITIVES, MPIEffect, effect
@@ -266,7 +266,7 @@ def test_users_line():
     here = f"internals.py:{inspect.getsourcelines(total)[1] + 1}"
     assert re.search(r"line\\22: \\22internals.py:total#\d+\\22", lowered(lambda x: total(x)))
     (eqn,) = jax.make_jaxpr(total)(X).jaxpr.eqns
-    assert compat.eqn_line(eqn) == here
+    assert lines.eqn_line(eqn) == here
     # Between that line and JAX there are frames of this package, which JAX leaves out.
     package = os.path.dirname(os.path.abspath(mpi4jax.__file__))
     traceback = eqn.source_info.traceback

@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.sharding import AxisType, PartitionSpec as P
 
 import mpi4jax
-from mpi4jax._jax import compat, named_axes, ranks, rewriting
+from mpi4jax._jax import lines, named_axes, ranks, rewriting
 from mpi4jax._jax.functions import equations
 from mpi4jax._spmd.collectives import Collectives
 
@@ -79,9 +79,9 @@ def test_equal_collectives_are_made_once():
     (y,) = values(jaxpr, jnp.ones(3))
     np.testing.assert_allclose(y, 1 + 10 + 10 * np.sin(1) + 10, rtol=1e-6)
     # Each is on its own line, also where what it becomes was made before.
-    lines = [compat.eqn_line(e) for e in jaxpr.jaxpr.eqns if e.primitive is lax.mul_p]
+    found = [lines.eqn_line(e) for e in jaxpr.jaxpr.eqns if e.primitive is lax.mul_p]
     first = f.__code__.co_firstlineno
-    assert lines == [f"test_internals_shard_map.py:{first + k}" for k in (1, 2, 3)]
+    assert found == [f"test_internals_shard_map.py:{first + k}" for k in (1, 2, 3)]
 
 
 def test_what_is_rewritten_knows_of_no_mesh():

@@ -22,7 +22,7 @@ from jax.extend.core import Primitive
 from mpi4py import MPI
 
 from .. import _native
-from .._jax import compat
+from .._jax import compat, lines
 from .._job.flush import last, started_here
 from .._op.comm import Comm, Reduction, Status
 from .._op.manual import boundary
@@ -36,23 +36,25 @@ _ARRAYS = {compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32, 
 # Whether a file belongs to the user; and the numbers under which the native module knows source
 # lines.
 _is_the_users: dict[str, bool] = {}
-_lines: dict[tuple[str, int], int] = {}
+_lines: dict[tuple[str, int, str], int] = {}
 
 
 def _number_of_caller() -> int:
     """Return the number of the calling user's line for the native module, or 0."""
     frame: Any = sys._getframe(5)  # the frames below belong to this package
+    function = ""
     while frame is not None:
         file = frame.f_code.co_filename
         is_the_users = _is_the_users.get(file)
         if is_the_users is None:
             is_the_users = _is_the_users[file] = not file.startswith(compat.NOT_THE_USERS)
         if is_the_users:
-            number = _lines.get((file, frame.f_lineno))
+            number = _lines.get((file, frame.f_lineno, function))
             if number is None:
-                line = f"{os.path.basename(file)}:{frame.f_lineno}"
-                number = _lines[file, frame.f_lineno] = _native.add_line(line)
+                line = lines.called(function, f"{os.path.basename(file)}:{frame.f_lineno}")
+                number = _lines[file, frame.f_lineno, function] = _native.add_line(line)
             return number
+        function = lines.function_of(frame.f_code) or function
         frame = frame.f_back
     return 0
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from mpi4py import MPI
 
-from .._jax import compat
+from .._jax import compat, lines
 from .._job.watch import compares_before
 from .._op.comm import as_reduction
 from .._op.operation import PLAIN, Operation, made
@@ -91,7 +91,7 @@ def _not_taken(op: Operation, c: jax.Array) -> Any:
 
 
 def _warn_where(condition: Any, words: str) -> None:
-    line = compat.current_line()
+    line = lines.current_line()
     words = f"{line + ': ' if line else ''}{words}"
 
     def warn(condition: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal
 
-from .._jax import compat
+from .._jax import compat, lines
 from .._jax.functions import HOLDS, inner_jaxprs, opened
 from .._op.operation import Operation, op_of
 from .._op.primitive import split
@@ -62,7 +62,7 @@ def _sources_of_results(
         if op is None:
             env.update(zip(eqn.outvars, _sources_through(eqn, ins, found), strict=True))
         elif op.is_uniform and op.adjoint:
-            comm, line = op.comm, compat.eqn_line(eqn)
+            comm, line = op.comm, lines.eqn_line(eqn)
             if comm.size > 1 and _is_of_backward_pass(op, eqn):
                 n = op.count_results(eqn.params["how"])
                 if op.name == "allreduce":

@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
-from .._jax import compat
+from .._jax import compat, lines
 from .._op.operation import op_of
 from .._op.primitive import OPERANDS
 
@@ -33,7 +33,7 @@ def check_misuse(closed: ClosedJaxpr) -> None:
 
 
 def _check(eqn: Any, is_used: bool, waited: set[int]) -> None:
-    line, op = compat.eqn_line(eqn), op_of(eqn)
+    line, op = lines.eqn_line(eqn), op_of(eqn)
     where = f"{line}: " if line else ""
     if op is not None and not is_used and op.only_for_its_result():
         compat.warn(

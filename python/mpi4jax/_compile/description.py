@@ -9,7 +9,7 @@ from typing import Any
 from jax.interpreters import mlir
 
 from .. import _native
-from .._jax import compat
+from .._jax import lines
 from .._op import rows
 from .._op.operation import How, Message, OfBlocks, Operation, Receiving, Reducing, WithParts
 from .._op.packing import words_of
@@ -34,7 +34,7 @@ def line_of(ctx: mlir.LoweringRuleContext) -> str | None:
 
     Not the line itself: a program whose lines have moved is the same, for JAX's compilation cache.
     """
-    function, line = compat.user_place(ctx)
+    function, line = lines.user_place(ctx)
     return _native.name_line(function, line) if line else None
 
 

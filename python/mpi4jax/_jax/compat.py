@@ -26,14 +26,13 @@ from jax.extend import backend
 from jax.extend.core import (
     ClosedJaxpr,
     Jaxpr,
-    JaxprEqn,
     Literal,
     Primitive,
     Token as Token,
     primitives,
 )
 from jax.extend.source_info_util import register_exclusion
-from jax.interpreters import ad, mlir, partial_eval as public_pe, xla
+from jax.interpreters import ad, partial_eval as public_pe, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .workarounds import is_needed
@@ -461,32 +460,6 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry = [len(tree) for tree in params["ft_in"].unpack()][:2]  # from 0.11
     return consts, carry
-
-
-def user_place(ctx: mlir.LoweringRuleContext) -> tuple[str, str]:
-    """Return ``file.py:function`` and ``file.py:81`` of the call being lowered, or ``""``."""
-    frame = _frame(ctx.traceback)
-    function = f"{os.path.basename(frame.file_name)}:{frame.function_name}" if frame else ""
-    return function, _line(ctx.traceback)
-
-
-def eqn_line(eqn: JaxprEqn) -> str:
-    """Return ``file.py:81`` of the user's call of an equation, or ``""``."""
-    return _line(eqn.source_info.traceback)
-
-
-def current_line() -> str:
-    """Return the line of the equation that is being evaluated, for instance transposed."""
-    return _line(source_info_util.current().traceback)
-
-
-def _frame(traceback: Any) -> Any:
-    return next(iter(source_info_util.user_frames(traceback)), None)
-
-
-def _line(traceback: Any) -> str:
-    frame = _frame(traceback)
-    return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else ""
 
 
 def close_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:

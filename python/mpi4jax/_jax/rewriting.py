@@ -19,7 +19,7 @@ from jax._src import effects, mesh as mesh_lib, source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, primitives
 from jax.sharding import AbstractMesh, NamedSharding
 
-from . import combining, compat, traces
+from . import combining, compat, lines, traces
 from .functions import equations, inner_jaxprs, opened, with_functions
 from .named_axes import axes_of, is_plain, plain, shard_map_p, value_of
 
@@ -383,9 +383,9 @@ class Rewriter:
             if over and not is_moved and self._communicates(e):
                 name = eqn.primitive.name
                 raise ValueError(
-                    f"{compat.eqn_line(eqn)}: mpi4jax.shard_map: the predicate of this {name} "
+                    f"{lines.eqn_line(eqn)}: mpi4jax.shard_map: the predicate of this {name} "
                     f"varies over {over}, and the {e.primitive.name} inside, at "
-                    f"{compat.eqn_line(e)}, runs over the same ranks, and some of them may not "
+                    f"{lines.eqn_line(e)}, runs over the same ranks, and some of them may not "
                     f"call it; make the predicate equal on them, for example by lax.pmax("
                     f"predicate, {over[0]!r}), or move the collective out of the {name}; if the "
                     "collective is the sum of a gradient, pass the replicated value that the "
@@ -409,7 +409,7 @@ class Rewriter:
 
     def _check(self, eqn: Any) -> None:
         if not self._axes.isdisjoint(axes_of(eqn.params)):
-            raise self.refuse(eqn.primitive.name, compat.eqn_line(eqn))
+            raise self.refuse(eqn.primitive.name, lines.eqn_line(eqn))
 
     def _made(self, eqn: Any, ins: Sequence[Any], types: Sequence[Any]) -> ClosedJaxpr:
         """Return the equations that replace one, as a function."""
