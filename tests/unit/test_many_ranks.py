@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import mpi4jax
 import mpi4jax.notoken as m
-from mpi4jax import _native
+from mpi4jax import _native, report
 
 MANY = 100_000
 MB = 1e6
@@ -113,3 +113,28 @@ def test_plans_of_ghosts(fake):
     text, most = peak(lambda: lowered(plan.fill, x))
     assert most < 20 * MB
     assert len(text) < 10_000
+
+
+def test_a_report_of_all_ranks():
+    """Ranks in one state are one line."""
+    record = {
+        **dict.fromkeys(report._COMPARED, 0),
+        "comm": ("mpi4jax.default", 1, ((0, MANY - 1, 1),)),
+        **{"collective": True, "sequence": 1, "any_size": False, "count": 3},
+        **{"started": 1.0, "state": "has begun", "text": "allreduce #1"},
+    }
+    dump = {
+        **{"size": MANY, "state": "waits in allreduce #1", "time": 2.0, "host": "a", "pid": 1},
+        **{"records": [record], "python": []},
+    }
+    dumps = dict.fromkeys(range(MANY), dump)
+    dumps[7] = {**dump, "records": [], "state": "in Python"}
+    (states, found), most = peak(lambda: (report._states(dumps), report.divergences(dumps)))
+    assert states == [
+        f"ranks 0-6, 8-{MANY - 1} are waits in allreduce #1",
+        "rank 7 is in Python",
+    ]
+    ((_, words),) = found
+    assert "rank 7 never called the collective" in words
+    assert len(words) < 200
+    assert most < 100 * MB
