@@ -52,13 +52,18 @@ def default(name):
     return float(re.search(rf'seconds\("{name}", ([\d.]+)\)', text)[1])
 
 
+def of_jax(name, newer):
+    """The default of a timeout of `jax.distributed`, which JAX 0.7 does not have."""
+    known = inspect.signature(jax.distributed.initialize).parameters.get(name)
+    return known.default if known else newer
+
+
 def of_the_code():
     """Numbers as the pages write them, from the code."""
     decide, watchdog = "src/watch/decide.rs", "src/watch/watchdog.rs"
     board = (ROOT / "src/board/tests.rs").read_text()
     stuck, warning = default("MPI4JAX_DEADLOCK_AFTER"), constant(decide, "WARN_AFTER")
     judged = constant(decide, "JUDGE_AFTER") + constant(decide, "PATIENCE")
-    jax_itself = inspect.signature(jax.distributed.initialize).parameters
     progress = (ROOT / "src/transport/requests/progress.rs").read_text()
     longest = int(re.search(r"PAUSES.*from_millis\((\d+)\)\)", progress)[1])
     yield from (f"{kib} KiB" for kib in re.findall(r"(\d+) << 10, \"docs/", board))
@@ -67,8 +72,8 @@ def of_the_code():
         judged + constant(watchdog, "LOOK"),
         constant(watchdog, "ASK_AFTER"),
         constant(watchdog, "ONE_REQUEST") / 1000,
-        jax_itself["heartbeat_timeout_seconds"].default,
-        jax_itself["shutdown_timeout_seconds"].default,
+        of_jax("heartbeat_timeout_seconds", 100),
+        of_jax("shutdown_timeout_seconds", 300),
     ):
         yield from (f"{seconds:.0f} seconds", f"{seconds:.0f} s")
     yield f"{100 * constant(watchdog, 'BUSY'):.0f} %"
