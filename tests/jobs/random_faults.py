@@ -1,6 +1,9 @@
 """What goes wrong in random jobs (random_jobs.py), and what is said of it."""
 
+import c_threads
+import random_mismatches
 import random_outside
+from random_mismatches import COMPARED, MISMATCHES
 
 # What the output says of each fault, which is on `{rank}`, in `{line}`. Where ranks have done parts
 # of collectives through mpi4py, the output says that a rank has ended, which proves nothing.
@@ -18,6 +21,7 @@ SAYS = {
     "never waits": r"iallreduce .*program.py:{line} was never waited for",
     "has another setting": r"settings differ between ranks: .*{value} on rank {rank}\b",
     **random_outside.SAYS,
+    **random_mismatches.SAYS,
 }
 FAULTS = {
     "ends early": "return",
@@ -39,3 +43,48 @@ FAULTS = {
 DIFFERENT_SETTINGS = {"MPI4JAX_CHECK": "1", "MPI4JAX_TRANSPORT": "auto"}
 # What the others start before, and wait for.
 STARTED = ("does not start", "ends before it starts", "never waits")
+
+
+class Faults:
+    """The mistake at the end, of a `Maker`."""
+
+    def inject(self) -> None:
+        """One rank does something wrong, and the others need it next."""
+        self.imports([r for r in self.alive if r in self.late])
+        if self.other is not None:
+            self.job.fault = ("has another setting", self.other, 0)
+            self.job.add(self.alive, "nt.barrier(comm=mpi4jax.default_comm())")
+            return
+        comm = self.random.choice([c for c in self.usable() if len(c.ranks) > 1])
+        name, r = self.random.choice([*FAULTS, *MISMATCHES]), self.random.choice(comm.ranks)
+        if "thread that computes" in name and c_threads.library() is None:
+            name = "sleeps"
+        # All ranks use the default communicator.
+        if name == "differs behind a root that is far ahead" and len(self.alive) < self.job.size:
+            name = "differs on the last of 40 communicators"
+        # If ranks have counted different duplicates, other communicators are not compared.
+        if name in COMPARED and not self.job.is_counted:
+            name = "takes another tag"
+        others = [other for other in comm.ranks if other != r]
+        self.finish(lambda one: one.rank == r)
+        if name in MISMATCHES:
+            waits, line = getattr(self, MISMATCHES[name][0])(comm, wrong=r)
+            self.job.fault = (name, waits, line)
+            self.job.add(comm.ranks, f"nt.barrier(comm={comm.name}); mpi4jax.flush()")
+            return
+        if name in STARTED:
+            self.job.add(others, FAULTS["never waits"].format(comm=comm.name))
+        if name == "receives from each other":
+            self.job.add([others[0]], FAULTS[name].format(peer=r))
+        if name == "takes communicators in another order":
+            self.job.tells_apart &= len(comm.ranks) == self.job.size
+            self.job.add(comm.ranks, f"a0, b0 = {comm.name}.Dup(), {comm.name}.Dup()")
+            text = FAULTS[name].replace("a0", "c0").replace("b0", "a0").replace("c0", "b0")
+            self.job.add(others, text)
+        self.job.add([r], FAULTS[name].format(peer=others[0], comm=comm.name))
+        self.job.fault = (name, r, self.job.line())
+        if name in STARTED:
+            self.job.add(others, "mpi4jax.wait(r0); mpi4jax.flush()")
+        self.job.add(comm.ranks, f"nt.barrier(comm={comm.name}); mpi4jax.flush()")
+        if name == "never waits":
+            self.finish(lambda _: True)

@@ -8,7 +8,8 @@ each on a communicator of its own; communicators are split, renamed, freed and m
 Ghost cells are exchanged. Exit handlers, registered before or after the import, communicate too.
 Threads of a C library call Python back, which communicates. Trees are reduced.
 Each rank has settings of its own, which mean the same.
-Operations are started, and waited for later or never (random_started.py). Around them, servers are
+Operations are started, and waited for later or never (random_started.py). Loops exchange messages,
+and many communicators are alive (random_mismatches.py). Around them, servers are
 asked, pipes are full, ranks are traced, and mpi4py communicates (random_outside.py). On two hosts,
 the network is out of order for a time, or forever (random_network.py).
 """
@@ -17,10 +18,12 @@ import random
 from dataclasses import dataclass, field
 
 import c_threads
+import random_faults
+import random_mismatches
 import random_network
 import random_outside
 import random_started
-from random_faults import DIFFERENT_SETTINGS, FAULTS, SAYS, STARTED
+from random_faults import DIFFERENT_SETTINGS, SAYS
 
 PRELUDE = """\
 import atexit, os, signal, subprocess, sys, threading, time, traceback
@@ -58,6 +61,7 @@ def at_exit():
 """
 PRELUDE += 'LIBRARY = os.environ.get("CALLS_LATER")\n' + c_threads.PRELUDE
 PRELUDE += random_started.PRELUDE + random_outside.PRELUDE + random_network.PRELUDE
+PRELUDE += random_mismatches.PRELUDE
 PRELUDE += "def main():\n"
 ENDING = """
 main()
@@ -90,6 +94,7 @@ class Job:
         fault: its name, rank and line, for a faulty one.
         is_mixed: whether some ranks do their part of a collective through mpi4py.
         tells_apart: whether it is known which communicator of a rank is which of another.
+        is_counted: whether all ranks have counted the same duplicates of communicators.
         unfinished: how many operations are not waited for when their communicator is freed.
         setting: how the setting that one rank alone has is reported.
         mute: the rank whose standard error nobody reads.
@@ -102,6 +107,7 @@ class Job:
     fault: tuple[str, int, int] | None = None
     is_mixed: bool = False
     tells_apart: bool = True
+    is_counted: bool = True
     unfinished: int = 0
     setting: str = ""
     mute: list[int] = field(default_factory=list)
@@ -134,8 +140,18 @@ class Job:
         if ranks:
             self.lines.append(f"if rank in {tuple(ranks)}: {what}")
 
+    def line(self) -> int:
+        """The number of the line that was added last."""
+        return PRELUDE.count("\n") + 1 + len(self.lines)
 
-class Maker(random_started.Starts, random_outside.Outside, random_network.Network):
+
+class Maker(
+    random_started.Starts,
+    random_outside.Outside,
+    random_network.Network,
+    random_mismatches.Mismatches,
+    random_faults.Faults,
+):
     """Makes a job, step by step."""
 
     def __init__(self, seed: int, fault: bool, two_hosts: bool = False):
@@ -371,6 +387,7 @@ class Maker(random_started.Starts, random_outside.Outside, random_network.Networ
         if self.random.random() < 0.5:
             self.job.add(comm.ranks, f"{name} = {comm.name}.Dup()")
             self.job.tells_apart &= not self.late
+            self.job.is_counted &= not self.late
             made = [Comm(name, comm.ranks)]
         else:
             at = f"{comm.name}.rank"
@@ -440,40 +457,11 @@ class Maker(random_started.Starts, random_outside.Outside, random_network.Networ
             # Then others take their time.
             self.pause()
 
-    def inject(self) -> None:
-        """One rank does something wrong, and the others need it next."""
-        self.imports([r for r in self.alive if r in self.late])
-        if self.other is not None:
-            self.job.fault = ("has another setting", self.other, 0)
-            self.job.add(self.alive, "nt.barrier(comm=mpi4jax.default_comm())")
-            return
-        comm = self.random.choice([c for c in self.usable() if len(c.ranks) > 1])
-        name, r = self.random.choice(list(FAULTS)), self.random.choice(comm.ranks)
-        if "thread that computes" in name and c_threads.library() is None:
-            name = "sleeps"
-        others = [other for other in comm.ranks if other != r]
-        self.finish(lambda one: one.rank == r)
-        if name in STARTED:
-            self.job.add(others, FAULTS["never waits"].format(comm=comm.name))
-        if name == "receives from each other":
-            self.job.add([others[0]], FAULTS[name].format(peer=r))
-        if name == "takes communicators in another order":
-            self.job.tells_apart &= len(comm.ranks) == self.job.size
-            self.job.add(comm.ranks, f"a0, b0 = {comm.name}.Dup(), {comm.name}.Dup()")
-            text = FAULTS[name].replace("a0", "c0").replace("b0", "a0").replace("c0", "b0")
-            self.job.add(others, text)
-        self.job.add([r], FAULTS[name].format(peer=others[0], comm=comm.name))
-        self.job.fault = (name, r, PRELUDE.count("\n") + 1 + len(self.job.lines))
-        if name in STARTED:
-            self.job.add(others, "mpi4jax.wait(r0); mpi4jax.flush()")
-        self.job.add(comm.ranks, f"nt.barrier(comm={comm.name}); mpi4jax.flush()")
-        if name == "never waits":
-            self.finish(lambda _: True)
-
 
 STEPS = [
     *random_started.STEPS,
     *random_outside.STEPS,
+    *random_mismatches.STEPS,
     *[Maker.collective] * 4,
     *[Maker.message] * 2,
     *[Maker.chain] * 2,
