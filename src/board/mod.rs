@@ -65,6 +65,7 @@ pub enum Once {
     Builds,
     Refused,
     Terminated,
+    Peers,
 }
 
 const MAGIC: u64 = {

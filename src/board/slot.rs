@@ -14,7 +14,7 @@ use crate::system::now;
 pub const RECORDS: usize = 256;
 /// How many communicators are compared.
 pub const CELLS: usize = 128;
-/// With how many ranks messages are counted, and how many of the last ones are compared.
+/// With how many ranks messages are counted, each once per communicator, and how many of the last ones are compared.
 pub const PEERS: usize = 64;
 pub const MESSAGES: usize = 4;
 
@@ -155,25 +155,18 @@ impl Slot {
         Some(cell)
     }
 
-    /// The messages to and from a rank on a communicator. Where there is no place for more ranks, another one loses its own.
-    pub fn peer(&self, comm: u64, rank: i32) -> &Peer {
+    /// A place for the messages to and from a rank on a communicator, and whether it was the place of another rank, because none is free.
+    pub fn claim_peer(&self, comm: u64, rank: i32) -> (&Peer, bool) {
         static CLAIMING: Mutex<()> = Mutex::new(());
         let key = mix(comm, rank as u64).max(1);
         let start = key as usize % PEERS;
-        for step in 0..PEERS {
-            let peer = &self.peers[(start + step) % PEERS];
-            match peer.key.load(Ordering::Acquire) {
-                found if found == key => return peer,
-                0 => break,
-                _ => {}
-            }
-        }
         let _claiming = lock(&CLAIMING);
         let mut free = (0..PEERS).map(|step| &self.peers[(start + step) % PEERS]);
         let peer = free
             .find(|peer| [0, key].contains(&peer.key.load(Ordering::Relaxed)))
             .unwrap_or(&self.peers[start]);
-        if peer.key.load(Ordering::Relaxed) != key {
+        let before = peer.key.load(Ordering::Relaxed);
+        if before != key {
             self.lost_sent.fetch_add(peer.sent.swap(0, Ordering::Relaxed), Ordering::Relaxed);
             self.lost_received.fetch_add(peer.received.swap(0, Ordering::Relaxed), Ordering::Relaxed);
             peer.prints.as_flattened().iter().for_each(|print| print.store(0, Ordering::Relaxed));
@@ -184,7 +177,7 @@ impl Slot {
             peer.rank.store(rank, Ordering::Relaxed);
             peer.key.store(key, Ordering::Release);
         }
-        peer
+        (peer, ![0, key].contains(&before))
     }
 
     /// The messages to and from a rank on a communicator, if there have been any.

@@ -149,15 +149,16 @@ fn of_two_ranks_that_differ_one_sees_it() {
 #[test]
 fn messages_of_one_kind_are_steady() {
     let slot = slot();
-    let peer = slot.peer(5, 1);
+    let peer = slot.claim_peer(5, 1).0;
     let steady = || peer.steady.load(Ordering::Relaxed);
     let send = |kinds: &[u64]| {
         kinds.iter().map(|&kind| (peer.note(kind, [1, 2, 3]), steady()).1).collect::<Vec<_>>()
     };
     assert_eq!(send(&[16, 16, 16, 16, 16, 16]), [0, 0, 0, 16, 16, 16]);
     assert_eq!(send(&[8, 16, 16, 16, 16]), [0, 0, 0, 0, 16], "as long as one of the last four is another");
-    (0..PEERS as i32 / 2).for_each(|rank| assert_eq!(slot.peer(5, rank).rank.load(Ordering::Relaxed), rank));
-    assert!((0..32).all(|rank| std::ptr::eq(slot.known_peer(5, rank).unwrap(), slot.peer(5, rank))));
+    (0..PEERS as i32 / 2)
+        .for_each(|rank| assert_eq!(slot.claim_peer(5, rank).0.rank.load(Ordering::Relaxed), rank));
+    assert!((0..32).all(|rank| std::ptr::eq(slot.known_peer(5, rank).unwrap(), slot.claim_peer(5, rank).0)));
     assert!(slot.known_peer(5, 99).is_none());
 }
 
@@ -165,9 +166,11 @@ fn messages_of_one_kind_are_steady() {
 fn messages_are_counted_by_rank_and_totals_stay() {
     let slot = slot();
     for rank in 0..3 * PEERS as i32 {
-        slot.peer(5, rank).sent.fetch_add(1, Ordering::Relaxed);
+        let (peer, was_taken) = slot.claim_peer(5, rank);
+        assert_eq!(was_taken, rank >= PEERS as i32);
+        peer.sent.fetch_add(1, Ordering::Relaxed);
     }
-    assert!(std::ptr::eq(slot.peer(5, 191), slot.peer(5, 191)) && MESSAGES > 1);
+    assert!(std::ptr::eq(slot.claim_peer(5, 191).0, slot.claim_peer(5, 191).0) && MESSAGES > 1);
     let here: u64 = slot.peers.iter().map(|peer| peer.sent.load(Ordering::Relaxed)).sum();
     assert_eq!(here + slot.lost_sent.load(Ordering::Relaxed), 3 * PEERS as u64);
 }

@@ -6,12 +6,13 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::board::slot::{MESSAGES, hash};
-use crate::board::{Peer, board, mix, own};
+use crate::board::slot::{MESSAGES, PEERS, hash};
+use crate::board::{Once, Peer, board, mix, own};
 use crate::call::{Call, Site, Stream};
 use crate::comm::Comm;
 use crate::mpilib::Tag;
 use crate::ops::{Buffer, Class, Dtype};
+use crate::output::print;
 use crate::sync::lock;
 
 /// How many bytes at the beginning and at the end of a message are hashed.
@@ -81,7 +82,21 @@ fn key(buffer: &Buffer, tag: i32) -> u64 {
 
 fn peer(comm: &Comm, rank: i32) -> Option<(i32, &'static Peer)> {
     let world = comm.world_rank(rank).filter(|rank| *rank >= 0)?;
-    Some((world, own().peer(comm.message_key(), world)))
+    let known = own().known_peer(comm.message_key(), world);
+    Some((world, known.unwrap_or_else(|| claim_peer(comm, world))))
+}
+
+#[cold]
+fn claim_peer(comm: &Comm, world: i32) -> &'static Peer {
+    let (peer, was_taken) = own().claim_peer(comm.message_key(), world);
+    if was_taken && board().is_first_to(Once::Peers) {
+        print(&format!(
+            "r{} | mpi4jax: this rank exchanges messages with more than {PEERS} ranks (each counted once per communicator): the data \
+             types of some messages are not compared, and a deadlock beside a message that is never received may not be reported\n",
+            board().rank
+        ));
+    }
+    peer
 }
 
 /// The hash of what a site sends, as names and shapes; 0: it has none.

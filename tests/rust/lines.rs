@@ -104,17 +104,22 @@ impl Job {
         self.cells[me].running.fetch_sub(1, Relaxed);
     }
 
+    fn peer(&self, me: usize) -> &Peer {
+        let (slot, rank) = (&self.slots[me], 1 - me as i32);
+        slot.known_peer(COMM, rank).unwrap_or_else(|| slot.claim_peer(COMM, rank).0)
+    }
+
     /// What `messages::sends` and `has_sent` do.
     fn sends(&self, me: usize, kind: u64) {
         self.record(me);
-        let peer = self.slots[me].peer(COMM, 1 - me as i32);
+        let peer = self.peer(me);
         peer.note(kind << 3, [kind, kind, 0]);
         peer.sent.fetch_add(1, Relaxed);
     }
 
     /// What `messages::received` does.
     fn receives(&self, me: usize, kind: u64) {
-        self.slots[me].peer(COMM, 1 - me as i32).received.fetch_add(1, Relaxed);
+        self.peer(me).received.fetch_add(1, Relaxed);
         let its: &Peer = self.slots[1 - me].known_peer(COMM, me as i32).expect("it has sent");
         if its.steady.load(Relaxed) != kind << 3 {
             assert!(its.sent_last().iter().any(|entry| entry[0] == kind) && its.noted.load(Relaxed) > 0);
