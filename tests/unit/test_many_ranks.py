@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from mpi4py import MPI
 
 import mpi4jax
@@ -112,6 +113,20 @@ def test_plans_of_ghosts(fake):
     x = jax.ShapeDtypeStruct((1, 3), np.float32)
     text, most = peak(lambda: lowered(plan.fill, x))
     assert most < 20 * MB
+    assert len(text) < 10_000
+
+
+def test_meshes(fake):
+    """The program of a reduction over all ranks does not name them."""
+
+    def make():
+        mesh = m.Mesh((-1,), "i", comm=fake())
+        f = m.shard_map(lambda x: jax.lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+        return lowered(f, jax.ShapeDtypeStruct((3,), np.float32))
+
+    text, most = peak(make)
+    # Several lists of the ranks of the mesh, of 36 bytes for each rank.
+    assert most < 30 * MB
     assert len(text) < 10_000
 
 

@@ -63,9 +63,9 @@ class Group:
     def __init__(self, comm: MPI.Intracomm, order: Sequence[int], is_part: bool):
         self.comm, self.order, self.is_part = comm, list(order), is_part
         self.size = len(self.order)
-        ranks = sorted(self.order)
-        self._to_comm = [self.order.index(r) for r in ranks]
-        self._from_comm = [ranks.index(r) for r in self.order]
+        # Inverse permutations. `list.index` of each rank would take a time that grows as P^2.
+        self._to_comm = sorted(range(self.size), key=self.order.__getitem__)
+        self._from_comm = sorted(range(self.size), key=self._to_comm.__getitem__)
 
     def from_comm(self, x: Any) -> Any:
         """Reorder blocks from the order of the communicator's ranks to JAX's order."""
@@ -79,7 +79,8 @@ class Group:
         """Send a block to each rank; return the blocks received from each."""
         blocks = self.to_comm(blocks)
         if self.is_part:
-            counts = [int(r in self.order) for r in range(self.comm.size)]
+            members = set(self.order)
+            counts = [int(r in members) for r in range(self.comm.size)]
             blocks = ops.alltoallv(blocks, counts, counts, comm=self.comm)
         else:
             blocks = ops.alltoall(blocks, comm=self.comm)
