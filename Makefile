@@ -62,8 +62,10 @@ test-rust: .venv/tools
 test-libraries: .venv/tools
 	$(CARGO) test --no-default-features --test libraries -- --ignored
 
-# Needs a nightly compiler, and `cargo install cargo-fuzz`.
-fuzz: .venv/tools ## XLA's call frames under libFuzzer and an address sanitizer, for 25 seconds
+# The second target needs a nightly compiler, and `cargo install cargo-fuzz`.
+fuzz: .venv/tools ## random checkpoints; XLA's call frames under libFuzzer and an address sanitizer, for 25 seconds
+	CHECKPOINTS=20000 CHECKPOINTS_SEED=$$(date +%s) $(BIN)/python tools/run_tests.py -n 1 \
+	    tests/ranks/test_hostile_checkpoints.py -k random
 	$(CARGO) +nightly fuzz run --fuzz-dir tests/fuzz frame --target-dir target/fuzz -- -max_total_time=25 -max_len=400
 
 lint: lint-rust lint-python ## formatting, clippy, ruff, mypy, pyright, stubtest, schemas

@@ -71,6 +71,9 @@ FILES_ALONE = [
     *files("hostile_checkpoints"),
 ]
 KILLED_IN_A_RECORD = "tests/ranks/test_output.py::test_a_job_is_killed_before_a_record_is_complete"
+# Another share of the grids on each number of ranks: on one, all neighbors are the rank itself, and
+# on three or four there are ranks that are none.
+LEADING_AXES = "tests/ranks/test_leading_axes.py::test_axes_before_those_of_a_block"
 OPERATIONS_IN_SHARD_MAP = "tests/ranks/test_shard_map.py::test_operations_inside"
 # Rows that the number of ranks may or may not divide, and programs of pages on any ranks.
 UNEVEN = [
@@ -84,6 +87,7 @@ HERE = {
         *files("ops order ad_oracle any_source ragged overlap_messages"),
         *OF_ANY_RANKS,
         OPERATIONS_IN_SHARD_MAP,
+        LEADING_AXES,
         *UNEVEN,
     ],
     1: [
@@ -91,11 +95,19 @@ HERE = {
         ANY_ROOT,
         *GRID_ALONE,
         GRIDS_AS_DEVICES,
+        LEADING_AXES,
         KILLED_IN_A_RECORD,
         *FILES_ALONE,
         *UNEVEN,
     ],
-    4: [*files("halo blocks neighbours comms fft"), ANY_ROOT, GRIDS_AS_DEVICES, *TWO_AXES, *UNEVEN],
+    4: [
+        *files("halo blocks neighbours comms fft"),
+        ANY_ROOT,
+        GRIDS_AS_DEVICES,
+        LEADING_AXES,
+        *TWO_AXES,
+        *UNEVEN,
+    ],
 }
 EXAMPLES = "tests/jobs/test_examples.py"
 # Of the whole programs those that take long to compile, which show what shorter ones do not.
@@ -119,6 +131,10 @@ STARTING_JOBS = ["tests/unit", "tests/jobs", "tests/gpu", *(f"--deselect={test}"
 
 # On more ranks and for longer than by `make test`, in this environment: -k selects all cases.
 AT_SCALE = ["tests/jobs/test_counts.py"]
+
+# Random changes of checkpoints, as many as take half a minute, and others than in `make test`.
+HOSTILE = ["tests/ranks/test_hostile_checkpoints.py", "-k", "random"]
+MANY_HOSTILE = {"CHECKPOINTS": "20000", "CHECKPOINTS_SEED": "1"}
 
 # How many runs, or an environment that is made and runs. Ranks that wait leave the cores to others.
 AT_ONCE = 3
@@ -415,6 +431,8 @@ def main() -> int:
             runs = [submit(0, STARTING_JOBS)] if here else []
             environments = pool.submit(in_environments)
             if kind == "matrix" and not text:
+                os.environ.update(MANY_HOSTILE)
+                runs.append(submit(1, HOSTILE, name="hostile checkpoints"))
                 runs.append(submit(0, [*AT_SCALE, "-k", "test_"], name="at scale"))
             runs += [submit(ranks, arguments) for ranks, arguments in here.items()]
             for run in [*runs, *environments.result()]:

@@ -104,7 +104,7 @@ def vdot(
         )
     one, two = (ravel_pytree(krylov.inexact(v))[0] for v in (a, b))
     dtype = wide_of(jnp.promote_types(one.dtype, two.dtype))
-    return Space(comm, reproducible).products((one.astype(dtype), two.astype(dtype)))[0]
+    return Space("vdot", comm, reproducible).products((one.astype(dtype), two.astype(dtype)))[0]
 
 
 def block_jacobi(blocks: Any) -> Callable[[Any], Any]:
@@ -166,7 +166,7 @@ def _space(op: str, comm: MPI.Intracomm | None, reproducible: bool, **fewer: boo
             f"{op}: arguments '{next(iter(fewer))}' and 'reproducible' are both True; a "
             "reproducible inner product takes two reductions. Pass one of them"
         )
-    return Space(comm, reproducible)
+    return Space(op, comm, reproducible)
 
 
 def cg(
@@ -324,7 +324,7 @@ def gmres(
     expected = "the dimension of the Krylov space, at least 1"
     if static_int("gmres", "restart", restart, expected) < 1:
         raise ValueError(f"gmres: argument 'restart' must be {expected}, got {restart}")
-    method, space = functools.partial(krylov.gmres, restart), Space(comm, reproducible)
+    method, space = functools.partial(krylov.gmres, restart), Space("gmres", comm, reproducible)
     return solve("gmres", method, A, b, x0, M, space, tol, atol, maxiter, monitor, progress=1.0)
 
 
@@ -356,7 +356,7 @@ def minres(
 
     See also: :func:`cg`, :func:`gmres`.
     """
-    space = Space(comm, reproducible)
+    space = Space("minres", comm, reproducible)
     return solve(
         "minres", krylov.minres, A, b, x0, M, space, tol, atol, maxiter, monitor, symmetric=True
     )
@@ -424,7 +424,7 @@ def lsmr(
     See also: :func:`cg`, :func:`minres`.
     """
     check("lsmr", {"A": A}, monitor, None, None)
-    space = Space(comm, reproducible)
+    space = Space("lsmr", comm, reproducible)
     given, _ = ravel_pytree(krylov.inexact(b))
     start, tree_x = ravel_pytree(krylov.inexact(b if x0 is None else x0))
     dtype = jnp.promote_types(given.dtype, start.dtype)

@@ -2,7 +2,8 @@
 
 `load` and `save` raise an error in words, and read, write and remove nothing outside of the
 checkpoint's directory. `CHECKPOINTS=100000 python tools/run_tests.py -n 1
-tests/ranks/test_hostile_checkpoints.py -k random` tests more random ones.
+tests/ranks/test_hostile_checkpoints.py -k random` tests more random ones, and CHECKPOINTS_SEED=1
+others; `make fuzz` and `make test-matrix` do both.
 """
 
 import json
@@ -23,6 +24,7 @@ SELF = MPI.COMM_SELF
 MANY = int(os.environ.get("CHECKPOINTS", "0")) or (
     5000 if os.environ.get("MPI4JAX_TEST_ALL") == "1" else 300
 )
+SEED = int(os.environ.get("CHECKPOINTS_SEED", "0"))
 TREE = {"n": 3, "x": np.arange(64.0).reshape(8, 8)}
 LIKE = {"n": 0, "x": np.zeros((8, 8))}
 
@@ -270,9 +272,10 @@ def with_right_checksums(data, index):
     return data[: begin + size] + end + check
 
 
+@pytest.mark.timeout(120 + MANY // 100)
 def test_random_changes(outside, tmp_path):
     """Of the index and of the files, with right checksums: a value, or one kind of error."""
-    rng, path, before = random.Random(0), tmp_path / "x", everything(outside)
+    rng, path, before = random.Random(SEED), tmp_path / "x", everything(outside)
     rows = Layout((8, 8), {0: 1})
     checkpoints.save(path, TREE, {"n": None, "x": rows}, comm=SELF)
     good, data = content_of(path), (path / BLOCKS).read_bytes()

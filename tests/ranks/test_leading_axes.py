@@ -137,7 +137,7 @@ def with_gradient(f):
     return jax.jit(both)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("case", EXCHANGES, ids=" ".join)
 def test_axes_before_those_of_a_block(case, grid):

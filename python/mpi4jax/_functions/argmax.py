@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from mpi4py import MPI
 
+from .._op.comm import check_not_null
 from .._op.packing import as_array
 from ..ops.allreduce import allreduce
 
@@ -93,6 +94,7 @@ def argmin(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[ja
 def _extremum(
     name: str, x: Any, index: Any, op: MPI.Op, comm: MPI.Intracomm | None
 ) -> tuple[jax.Array, jax.Array]:
+    check_not_null(name, "comm", comm)
     x, index = as_array(x), _integers(name, index)
     if jnp.issubdtype(x.dtype, np.complexfloating):
         raise TypeError(f"{name}: argument 'x' must have ordered values, got {x.dtype}")

@@ -16,6 +16,7 @@ from mpi4py import MPI
 from .._compile.lowering import carrier
 from .._jax import compat
 from .._job.job import rank_names
+from .._op.comm import check_not_null
 from .._op.operation import T
 from .._op.packing import as_arrays, leaf_paths, words_of
 from ..ops.allgather import allgather
@@ -60,6 +61,7 @@ def assert_equal(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     Ranks compare a hash of ``x`` by one reduction of 40 bytes. Only where it differs, rank 0
     broadcasts ``x``. See also: :func:`bcast`, :func:`allgather`.
     """
+    check_not_null("assert_equal", "comm", comm)
     arrays, structure = as_arrays("assert_equal", "x", x)
     names = [f"leaf {path}" if path else "" for path in leaf_paths(x, structure)]
     assert_alike("assert_equal", names, arrays, comm)

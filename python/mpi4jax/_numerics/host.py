@@ -13,7 +13,7 @@ from jax.experimental import io_callback
 from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
 
-from .base import T, given_or_default
+from .base import T, check_not_null, given_or_default
 from .krylov import check, check_result, inexact
 
 
@@ -76,6 +76,7 @@ def host_solve(
     check(op, {"solve": solve, "transpose_solve": transpose_solve, "A": A}, None, None, None)
     if solve is None:
         raise TypeError(f"{op}: argument 'solve' must be a function of NumPy arrays, got None")
+    check_not_null(op, "comm", comm)
     comm = given_or_default(comm)
     b = inexact(b)
     flat, tree = ravel_pytree(b)

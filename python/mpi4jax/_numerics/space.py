@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from .._requests.wait import after, wait
 from ..ops import allreduce, iallreduce
+from .base import check_not_null
 from .reproducible import reproducible_sum
 
 Vector = jax.Array  # this rank's part of a vector
@@ -23,7 +24,8 @@ class Space:
     With ``reproducible``, their bits do not depend on the distribution of the vectors.
     """
 
-    def __init__(self, comm: MPI.Intracomm | None, reproducible: bool):
+    def __init__(self, op: str, comm: MPI.Intracomm | None, reproducible: bool):
+        check_not_null(op, "comm", comm)
         self.comm, self.reproducible = comm, reproducible
 
     def products(self, *pairs: tuple[Any, Vector]) -> list[jax.Array]:
