@@ -1,12 +1,13 @@
-"""Comparison of cotangents at run time, where ranks are compared before they run (`MPI4JAX_CHECK`).
+"""Comparison, at run time, of cotangents that should be the same on all ranks, or should differ.
 
-Where cotangents differ that should be the same on all ranks, a `pvary` may be missing:
-`missing_pvary.py`. Where the cotangents of a `pvary` are the same, there may be one too many.
+With `MPI4JAX_CHECK=1`, ranks compare the cotangents of each replicated result, and those that a
+`pvary` sums. If the former differ, a `pvary` may be missing (`missing_pvary.py` reads the jaxpr for
+the same mistake); if the latter are equal, a `pvary` may be one too many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import jax
@@ -17,24 +18,38 @@ from mpi4py import MPI
 from .._jax import compat, lines
 from .._job.watch import compares_before
 from .._op.comm import as_reduction
-from .._op.operation import PLAIN, Operation, made
+from .._op.operation import PLAIN, How, Operation, made
 from .._op.plan import Result
 from .._op.primitive import bind
+from .missing_pvary import lines_of_whole_cotangents
 
 
-def compare_cotangents(op: Operation, cotangents: Sequence[Any], token: list[Any]) -> list[Any]:
-    """Warn at run time if ranks have different cotangents of a replicated value, and the difference
-    matters to the adjoint. Return the token.
+def compare_cotangents(
+    op: Operation, how: How, cotangents: Sequence[Any], token: list[Any]
+) -> list[Any]:
+    """Warn at run time if the ranks' cotangents show that a `pvary` is missing, or one too many.
+
+    Return the token.
     """
-    if not op.is_uniform or op.adjoint or op.comm.size == 1 or not compares_before():
+    if op.comm.size == 1 or not op.is_uniform or not compares_before():
         return token
     xs = [lax.stop_gradient(c) for c in cotangents]
+    if not op.adjoint:
+        return _warn_if_different(op, xs, token)
+    if op.name == "allreduce" and not how.derived and not how.spmd:
+        return _warn_if_equal(op, xs, token)
+    return token
+
+
+def _warn_if_different(op: Operation, xs: Sequence[jax.Array], token: list[Any]) -> list[Any]:
+    """Warn if ranks have different cotangents of a replicated value, and the difference matters to
+    the adjoint.
+    """
     # The adjoint of `allgather` uses this rank's block only, and the adjoint of `bcast` uses the
     # root's cotangent only. If no other rank uses the results, these cotangents are correct without
     # a sum.
     matters = jnp.stack([jnp.any(_not_taken(op, x) != 0) for x in xs])
-    matters = jnp.any(matters).astype(jnp.float32)
-    high, low, matters, token = _extremes(op, xs, matters, token)
+    low, high, matters, token = _range(op, xs, jnp.any(matters), token)
     scale = jnp.maximum(jnp.abs(high), jnp.abs(low)).max(initial=0)
     rounding = max(1e-3, float(jnp.finfo(xs[0].dtype).eps) ** 0.5)
     differs = (matters > 0) & jnp.any(high - low > rounding * scale)
@@ -47,35 +62,39 @@ def compare_cotangents(op: Operation, cotangents: Sequence[Any], token: list[Any
     return token
 
 
-def compare_varied(op: Operation, cotangents: Sequence[Any], token: list[Any]) -> list[Any]:
-    """Warn at run time if a `pvary` sums cotangents that are equal on all ranks and not zero.
+def _warn_if_equal(op: Operation, xs: Sequence[jax.Array], token: list[Any]) -> list[Any]:
+    """Warn if ranks have equal cotangents of the result of a `pvary`, whose sum is a multiple.
 
-    All ranks have then used the value alike. The sum is right if an allreduce has summed what they
-    made of it, and otherwise ``size`` times too large. Return the token.
+    In a compiled function only: the jaxpr shows whether they come from a loss that is itself a sum
+    over ranks, which is right even if the ranks' summands are equal.
     """
-    if op.comm.size == 1 or not compares_before():
-        return token
-    xs = [lax.stop_gradient(c) for c in cotangents]
-    high, low, _, token = _extremes(op, xs, jnp.zeros((), jnp.float32), token)
+    is_nonzero = jnp.any(jnp.stack([jnp.any(x != 0) for x in xs]))
+    low, high, is_nonzero, token = _range(op, xs, is_nonzero, token)
+    n = op.comm.size
     _warn_where(
-        jnp.all(high == low) & jnp.any(high != 0),
-        f"in a backward pass, all ranks of {op.comm.key} have the same cotangents of this pvary, "
-        f"and their sum is {op.comm.size} times the cotangent of each. If the ranks use the result "
-        "of pvary alike, and no allreduce sums what they make of it, use the value without pvary",
+        (is_nonzero > 0) & jnp.all(low == high),
+        f"in a backward pass, all ranks of {op.comm.key} have the same cotangent of the result of "
+        f"this pvary, and its gradient is {n} times this cotangent. That is right if the loss is a "
+        "sum over ranks whose terms have the same derivative. If instead all ranks compute the "
+        f"same term of the loss from this result, the gradient is {n} times too large: compute "
+        "that term from the value before the pvary",
+        lines_of_whole_cotangents,
     )
     return token
 
 
-def _extremes(
-    op: Operation, xs: Sequence[jax.Array], flag: jax.Array, token: list[Any]
-) -> tuple[jax.Array, jax.Array, jax.Array, list[Any]]:
-    """Return the largest and smallest values over the ranks, the largest flag, and the token."""
+def _range(
+    op: Operation, xs: Sequence[jax.Array], flag: Any, token: list[Any]
+) -> tuple[Any, Any, Any, list[Any]]:
+    """Return the least and the greatest values over ranks, whether any rank has the flag, and the
+    token."""
     parts = [part for x in xs for part in ([x.real, x.imag] if jnp.iscomplexobj(x) else [x])]
-    values = jnp.nan_to_num(jnp.concatenate([v.ravel().astype(jnp.float32) for v in parts]))
-    sent = jnp.concatenate([values, -values, flag[None]])
+    wide = jnp.promote_types(parts[0].dtype, jnp.float32)
+    values = jnp.nan_to_num(jnp.concatenate([v.ravel().astype(wide) for v in parts]))
+    sent = jnp.concatenate([values, -values, flag.astype(wide)[None]])
     greatest = made("allreduce", op.comm, reduction=as_reduction(op.name, MPI.MAX))
     most, *token = bind(greatest, PLAIN, sent, *token)
-    return most[: values.size], -most[values.size : -1], most[-1], token
+    return -most[values.size : -1], most[: values.size], most[-1], token
 
 
 def _not_taken(op: Operation, c: jax.Array) -> Any:
@@ -90,12 +109,13 @@ def _not_taken(op: Operation, c: jax.Array) -> Any:
     return c - jax.linear_transpose(plan.select, c)(plan.select(c))[0]
 
 
-def _warn_where(condition: Any, words: str) -> None:
+def _warn_where(condition: Any, words: str, of: Container[str] | None = None) -> None:
+    """Warn when a backward pass runs, if the condition is true; only in lines ``of`` if given."""
     line = lines.current_line()
-    words = f"{line + ': ' if line else ''}{words}"
+    words = f"{line}: {words}" if line else words
 
     def warn(condition: Any) -> None:
-        if condition:
+        if condition and (of is None or line in of):
             compat.warn(words)
 
     if compat.trace_state_clean():

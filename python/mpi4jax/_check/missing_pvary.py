@@ -20,6 +20,9 @@ Source = tuple[Any, str, str]  # a communicator, an operation on it, and its lin
 # The operations that a value depends on, if it is this rank's own share.
 Sources = frozenset[Source]
 _NONE: Sources = frozenset()
+# The lines of each `pvary` that sums cotangents which no adjoint has made: in a compiled backward
+# pass, they do not come from a loss that is summed over ranks.
+lines_of_whole_cotangents: set[str] = set()
 
 
 def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
@@ -30,8 +33,11 @@ def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
     should be the sum of all shares. Were it right, the cotangent of each rank would be the sum of
     all of them: zero.
     """
-    found: dict[tuple[str, str, str], None] = {}
+    # The keys are the lines of warnings, or `id(eqn)` of an equation that sums cotangents.
+    found: dict[Any, Any] = {}
     _sources_of_results(closed.jaxpr, [_NONE] * len(closed.jaxpr.invars), found)
+    sums = {key: found.pop(key) for key in [*found] if isinstance(key, int)}
+    lines_of_whole_cotangents.update(line for line, is_share in sums.values() if not is_share)
     for line, later, later_line in found:
         at = f" ({later_line})" if later_line else ""
         compat.warn(
@@ -49,7 +55,7 @@ def _is_of_backward_pass(op: Operation, eqn: Any) -> bool:
 
 
 def _sources_of_results(
-    jaxpr: Any, sources: Sequence[Sources], found: dict[Any, None]
+    jaxpr: Any, sources: Sequence[Sources], found: dict[Any, Any]
 ) -> list[Sources]:
     """Return the adjoints from which the results of a function come without a sum over ranks."""
     env = dict(zip(jaxpr.invars, sources, strict=True))
@@ -69,6 +75,10 @@ def _sources_of_results(
                     given = frozenset().union(*ins[:n])
                     found.update({(line, *at): None for c, *at in given if c is comm})
                 env.update(dict.fromkeys(eqn.outvars[:n], frozenset({(comm, op.name, line)})))
+        elif op.is_uniform and eqn.params["how"].derived:
+            n = op.count_results(eqn.params["how"])
+            line, is_share = found.get(id(eqn), (lines.eqn_line(eqn), False))
+            found[id(eqn)] = line, is_share or any(ins[:n])
     return [of(v) for v in jaxpr.outvars]
 
 

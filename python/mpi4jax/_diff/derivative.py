@@ -15,7 +15,7 @@ import numpy as np
 from jax.interpreters import ad
 from mpi4py import MPI
 
-from .._check.cotangents import compare_cotangents, compare_varied
+from .._check.cotangents import compare_cotangents
 from .._jax import compat
 from .._op.arguments import DERIVATIVE
 from .._op.operation import OFFSET, How, Message, Operation, Receiving, Reducing
@@ -74,9 +74,7 @@ def transpose(cotangents: Sequence[Any], *args: Any, op: Operation, how: How) ->
     cotangents = [ad.instantiate_zeros(c) for c in cotangents]
     token_ct = [cotangents[-1]] if token else []
     cs = cotangents[: op.count_results(how)]
-    token_ct = compare_cotangents(op, cs, token_ct)
-    if _is_pvary(op, how, token):
-        token_ct = compare_varied(op, cs, token_ct)
+    token_ct = compare_cotangents(op, how, cs, token_ct)
 
     n = op.arity(how)[0] if op.sends else 0  # number of arrays that were sent; templates follow
     other, q = adjoint_of(op, how)
@@ -93,16 +91,6 @@ def transpose(cotangents: Sequence[Any], *args: Any, op: Operation, how: How) ->
         *(None for _ in numbers),
         *linear_only(token, token_ct),
     ]
-
-
-def _is_pvary(op: Operation, how: How, token: Sequence[Any]) -> bool:
-    """Return whether an operation is a program's `pvary`.
-
-    Other adjoints belong to the backward pass of an allreduce, and have a token of their own. In a
-    `shard_map`, JAX's types tell what varies.
-    """
-    is_own = op.adjoint and (how.threaded or not token)
-    return op.name == "allreduce" and is_own and not how.spmd
 
 
 def linear_only(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
@@ -124,7 +112,7 @@ def adjoint_of(op: Operation, how: How) -> tuple[Operation, How]:
     destination, and what was received is sent to its source.
     """
     if not isinstance(op, Message):
-        return op.transposed(), how._replace(threaded=False, derived=False, env_out=False)
+        return op.transposed(), how._replace(threaded=False, derived=True, env_out=False)
     if how.operand != "recorded" and isinstance(op, Receiving) and op.source == MPI.ANY_SOURCE:
         raise NotImplementedError(
             f"{op.name}: cannot be transposed with source=MPI.ANY_SOURCE, because the sender "

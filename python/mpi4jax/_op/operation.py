@@ -63,7 +63,7 @@ class How(NamedTuple):
         eager: whether it is compiled for eager calls.
         leaves: the names of the leaves of each argument, where lists of them stand for trees.
         buffers: of a wait, the types of the arrays that the initiation has.
-        derived: of a wait, whether it is in a derivative.
+        derived: whether a derivative has made it: the transpose of an operation, or a wait.
     """
 
     operand: Literal["traced", "recorded", "call"] | None = None
