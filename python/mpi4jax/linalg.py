@@ -202,8 +202,9 @@ def cg(
             definite.
         monitor: function that each rank calls with the number of the iteration and the residual
             norm, as the method updates it: first with 0, then after each iteration, and in reverse
-            mode also for the transposed equation. It runs in :func:`jax.debug.callback`, so
-            communication in it is not possible; :func:`jax.effects_barrier` waits for all calls.
+            mode also for the transposed equation. It runs in :func:`jax.debug.callback`, and may
+            communicate through mpi4py, on a communicator of its own;
+            :func:`jax.effects_barrier` waits for all calls.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         reproducible: whether the bits of the result must not depend on how the vectors are
             distributed.

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import RANK, SIZE
+from reference import COMM, RANK, SIZE
 
 from mpi4jax import linalg, notoken
 from mpi4jax.linalg import Reason
@@ -88,6 +88,15 @@ def test_monitor(solver):
         np.testing.assert_allclose(norms[-1], info.residual_norm, rtol=0.5, atol=1e-3)
     with pytest.raises(TypeError, match=r"'monitor' must be a function of an iteration number"):
         solver(A, B[MINE], monitor=3)
+
+
+def test_a_monitor_may_communicate():
+    comm, seen = COMM.Dup(), []
+    monitor = lambda k, _: seen.append(comm.allreduce(int(k)))
+    _, info = jax.jit(lambda b: linalg.cg(diagonal(VALUES), b, monitor=monitor))(B[MINE])
+    jax.effects_barrier()
+    assert seen == [k * comm.size for k in range(int(info.iterations) + 1)]
+    comm.Free()
 
 
 def test_monitor_of_a_gradient():
