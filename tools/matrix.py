@@ -132,7 +132,7 @@ STARTING_JOBS = ["tests/unit", "tests/jobs", "tests/gpu", *(f"--deselect={test}"
 # On more ranks and for longer than by `make test`, in this environment: -k selects all cases.
 AT_SCALE = ["tests/jobs/test_counts.py"]
 
-# Random changes of checkpoints, as many as take half a minute, and others than in `make test`.
+# Random changes of checkpoints for about half a minute, other changes than in `make test`.
 HOSTILE = ["tests/ranks/test_hostile_checkpoints.py", "-k", "random"]
 MANY_HOSTILE = {"CHECKPOINTS": "20000", "CHECKPOINTS_SEED": "1"}
 
