@@ -61,6 +61,7 @@ TWO_AXES = [
     f"{GRIDS_AS_DEVICES}_outside_of_jit",
     "tests/ranks/test_shard_map.py::test_ppermute_numbers_ranks_in_the_order_of_the_mesh",
     "tests/ranks/test_shard_map_boundary.py::test_blocks_are_compared_along_the_other_axis",
+    "tests/ranks/test_shard_map_boundary.py::test_replicated_arguments_are_compared_along_their_axes",
     "tests/ranks/test_shard_map_branches.py::test_gradients_of_branches",
     *files("shard_map_order mesh"),
 ]
