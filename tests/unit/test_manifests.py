@@ -1,7 +1,8 @@
-"""The manifest of Kubernetes in docs/clusters.md has fields that its API has.
+"""The manifest of Kubernetes in docs/clusters.md has known fields, with values of their types.
 
-The schema has the fields that the page uses, as the custom resource of the MPI operator (v2beta1)
-and `Pod` of Kubernetes (v1) define them. A field of another name is refused.
+The schema was written by hand, with the fields that the page uses of the MPI operator's custom
+resource (v2beta1) and of `Pod` of Kubernetes (v1). It was not compared with their own definitions.
+A field of another name is refused.
 """
 
 import copy
