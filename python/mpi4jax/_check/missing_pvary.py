@@ -7,7 +7,7 @@ these operations is local: it takes that cotangent, and gives this rank's own sh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Literal
 
@@ -25,6 +25,19 @@ _NONE: Sources = frozenset()
 lines_of_whole_cotangents: set[str] = set()
 
 
+class _Found(NamedTuple):
+    """What a walk over a backward pass finds.
+
+    Attributes:
+        lacking: lines of allreduces that lack a `pvary`, each with a later operation and its line.
+        sums: by `id(eqn)`, the line of an equation that sums cotangents, and whether an adjoint has
+            made them. A loop is walked through several times.
+    """
+
+    lacking: dict[tuple[str, str, str], None]
+    sums: dict[int, tuple[str, bool]]
+
+
 def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
     """Warn about allreduces whose cotangents come from the cotangents of later collectives without
     a sum.
@@ -33,12 +46,10 @@ def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
     should be the sum of all shares. Were it right, the cotangent of each rank would be the sum of
     all of them: zero.
     """
-    # The keys are the lines of warnings, or `id(eqn)` of an equation that sums cotangents.
-    found: dict[Any, Any] = {}
+    found = _Found({}, {})
     _sources_of_results(closed.jaxpr, [_NONE] * len(closed.jaxpr.invars), found)
-    sums = {key: found.pop(key) for key in [*found] if isinstance(key, int)}
-    lines_of_whole_cotangents.update(line for line, is_share in sums.values() if not is_share)
-    for line, later, later_line in found:
+    lines_of_whole_cotangents.update(line for line, is_share in found.sums.values() if not is_share)
+    for line, later, later_line in found.lacking:
         at = f" ({later_line})" if later_line else ""
         compat.warn(
             f"{line + ': ' if line else ''}the gradient of this allreduce has only this rank's "
@@ -54,9 +65,7 @@ def _is_of_backward_pass(op: Operation, eqn: Any) -> bool:
     return bool(split(op, how, eqn.invars)[2]) and not how.threaded
 
 
-def _sources_of_results(
-    jaxpr: Any, sources: Sequence[Sources], found: dict[Any, Any]
-) -> list[Sources]:
+def _sources_of_results(jaxpr: Any, sources: Sequence[Sources], found: _Found) -> list[Sources]:
     """Return the adjoints from which the results of a function come without a sum over ranks."""
     env = dict(zip(jaxpr.invars, sources, strict=True))
 
@@ -73,16 +82,18 @@ def _sources_of_results(
                 n = op.count_results(eqn.params["how"])
                 if op.name == "allreduce":
                     given = frozenset().union(*ins[:n])
-                    found.update({(line, *at): None for c, *at in given if c is comm})
+                    found.lacking.update(
+                        {(line, name, at): None for c, name, at in given if c is comm}
+                    )
                 env.update(dict.fromkeys(eqn.outvars[:n], frozenset({(comm, op.name, line)})))
         elif op.is_uniform and eqn.params["how"].derived:
             n = op.count_results(eqn.params["how"])
-            line, is_share = found.get(id(eqn), (lines.eqn_line(eqn), False))
-            found[id(eqn)] = line, is_share or any(ins[:n])
+            line, is_share = found.sums.get(id(eqn), (lines.eqn_line(eqn), False))
+            found.sums[id(eqn)] = line, is_share or any(ins[:n])
     return [of(v) for v in jaxpr.outvars]
 
 
-def _sources_through(eqn: Any, ins: list[Sources], found: Any) -> list[Sources]:
+def _sources_through(eqn: Any, ins: list[Sources], found: _Found) -> list[Sources]:
     """Return the same for the results of an equation that is not an operation."""
     inside = [opened(inner) for _, inner in inner_jaxprs(eqn.params)]
     nothing = [_NONE] * len(eqn.outvars)
