@@ -9,7 +9,6 @@ what is set here is what containers and small machines need.
 import argparse
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -37,9 +36,8 @@ ENVIRONMENT = {**FOR_USERS, "OMPI_MCA_btl": "^ofi"}
 ALONE_LIMIT = 10  # seconds
 SETTLED = 5  # seconds
 
-# Of a job of Open MPI 5, whose mpiexec has faults of its own (see `captured`).
+# Of a job of Open MPI 5, whose mpiexec may crash (see `captured`).
 STARTS = 3
-NOT_STARTED = "PMIx server's listener thread failed to start"
 
 # Ends all jobs of this process: signals come to the main thread only.
 STOPPED = threading.Event()
@@ -134,18 +132,22 @@ def end_jobs_at_sigterm() -> None:
 
 
 @contextlib.contextmanager
-def _segments() -> Iterator[dict[str, str]]:
-    """A directory of the job's own for Open MPI's shared memory.
+def _folder() -> Iterator[dict[str, str]]:
+    """A directory of the job's own for the files of Open MPI and of its mpiexec.
 
-    A rank that is killed leaves its segment, whose name has 16 random bits: a later job that draws
-    them, too, ends with SIGSEGV or hangs (https://github.com/open-mpi/ompi/issues/7308).
+    A rank that is killed leaves its segment of shared memory, whose name has 16 random bits: a
+    later job that draws them, too, ends with SIGSEGV or hangs
+    (https://github.com/open-mpi/ompi/issues/7308). A killed mpiexec of Open MPI 5 leaves a
+    directory with its process number, and the next one that gets the number says that its
+    "listener thread failed to start" (https://github.com/openpmix/openpmix/issues/4022).
     """
-    if not os.access("/dev/shm", os.W_OK):
-        yield {}
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm", ignore_cleanup_errors=True) as folder:
-        # By the name of 4.1, which 5 takes as well.
-        yield {"OMPI_MCA_btl_vader_backing_directory": folder}
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=shared, ignore_cleanup_errors=True) as folder:
+        yield {
+            "PRTE_MCA_prte_tmpdir_base": folder,
+            # By the name of 4.1, which 5 takes as well.
+            **({"OMPI_MCA_btl_vader_backing_directory": folder} if shared else {}),
+        }
 
 
 def _sweep() -> None:
@@ -180,14 +182,14 @@ def mpirun(
 
     On 0 ranks it is run as it is, without mpiexec.
     """
-    with _segments() as segments:
+    with _folder() as settings:
         process = subprocess.Popen(
             [*([find_mpiexec(python), "-n", str(ranks)] if ranks else []), *command],
             env={
                 **ENVIRONMENT,
                 **prefix_of(python),
                 **(os.environ if env is None else env),
-                **segments,
+                **settings,
             },
             start_new_session=True,
             **popen,
@@ -198,9 +200,6 @@ def mpirun(
             # Also after Ctrl-C, which a session of its own does not get from the terminal.
             if process.poll() is None:
                 _kill(process)
-            # A killed mpiexec of Open MPI 5 leaves this directory, and the next one that gets its
-            # number would not start (https://github.com/openpmix/openpmix/issues/4022).
-            shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{process.pid}", ignore_errors=True)
             _sweep()
 
 
@@ -227,10 +226,9 @@ def captured(
             )
             out.seek(0), err.seek(0)
             result = subprocess.CompletedProcess(command, status, out.read(), err.read())
-        # Nothing has run: a crashed mpiexec had the same number, and has left its directory. Or
         # mpiexec itself has crashed at the end of the job, which differs from the crash of a rank
         # (https://github.com/open-mpi/ompi/issues/13650).
-        if NOT_STARTED not in result.stderr and status != -signal.SIGSEGV:
+        if status != -signal.SIGSEGV:
             break
     return result
 
