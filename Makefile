@@ -94,7 +94,7 @@ bench: .venv/tools ## speed against raw MPI, mpi4py, mpi4jax 0.9.1 and gloo: doc
 	$(BIN)/python benches/suite/run.py
 	$(BIN)/python benches/suite/third_party.py
 
-bench-quick: .venv/tools ## six ratios in two minutes, compared with those of benches/suite/quick.json
+bench-quick: .venv/tools ## seven ratios in two minutes, compared with those of benches/suite/quick.json
 	$(BIN)/python benches/suite/quick.py
 
 docs: .venv/tools ## HTML in docs/_build/html

@@ -1,4 +1,4 @@
-"""Six ratios that matter, in two minutes: `make bench-quick`.
+"""Seven ratios that matter, in two minutes: `make bench-quick`.
 
     python benches/suite/quick.py           # compares with quick.json; names what is 10 % worse
     python benches/suite/quick.py --keep    # and writes quick.json anew
@@ -24,7 +24,10 @@ KEPT = Path(__file__).with_name("quick.json")
 WORSE = 1.10
 # Name: operation, bytes, which time, divided by the sum of which.
 FIGURES = {
-    "an eager allreduce / a jitted call of nothing": ("allreduce", 4, "eager", ["noop"]),
+    "an eager allreduce / a jitted one": ("allreduce", 4, "eager", ["jit"]),
+    "an eager allreduce with a token / a jitted one with a token": (
+        "allreduce", 4, "eager, token", ["jit, token"],
+    ),
     "a jitted allreduce / (a jitted call of nothing + MPI)": (
         "allreduce", 4, "jit", ["noop", "raw"],
     ),
@@ -76,7 +79,7 @@ def main() -> int:
         }
     for name, values in measured.items():
         ratio = measurements.ratio_name(*measurements.spread(values), measurements.interval(values))
-        print(f"{name:56} {ratio}")
+        print(f"{name:60} {ratio}")
     print(f"{machine}; {time.monotonic() - begin:.0f} s")
     medians = {name: round(measurements.spread(values)[0], 3) for name, values in measured.items()}
     now = json.dumps({"machine": machine, "ratios": medians}, indent=1) + "\n"

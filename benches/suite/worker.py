@@ -8,6 +8,7 @@ The contender "gloo" is JAX alone, with its own collectives between processes.
 import ctypes
 import gc
 import importlib
+import os
 import resource
 import socket
 import sys
@@ -199,6 +200,12 @@ def prepare(mode, op, nbytes):
         return repeat(jax.jit(lambda x: x), jnp.zeros(1))
     if mode == "eager":
         return repeat(operation, x)
+    if mode.endswith("token"):
+        token = jnp.zeros((), jnp.float32)
+        with_token = {
+            "allreduce": lambda x: mpi4jax.allreduce(x, op=MPI.SUM, token=token, comm=comm)
+        }
+        return repeat(with_token[op] if mode.startswith("eager") else jax.jit(with_token[op]), x)
     if mode == "psum":
         return repeat(jax.jit(psum()), x)
     if mode == "donated":
@@ -251,5 +258,11 @@ def warm(mode, op, nbytes, seconds):
             return
 
 
+def bind(cores):
+    """Run this rank, and the threads that it starts later, on its core of these."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {cores[rank]})
+
+
 if __name__ == "__main__":
-    serve({"measure": measure, "warm": warm})
+    serve({"measure": measure, "warm": warm, "bind": bind})

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import placements
 import quick
 import report
 from measurements import GLOO, KNOWN, NEW, OLD, Key, interval, ratio_name
@@ -72,4 +73,29 @@ def test_quick_figures_name_what_is_worse():
     kept = {"a": 2.0, "b": 2.0, "c": 2.0}
     measured = {"a": [2.3] * 9, "b": [2.1] * 9, "c": [2.0, 2.3, 2.4], "new": [9.0]}
     assert quick.worse(measured, kept) == ["a: 2.30, it was 2.00"]
-    assert len(quick.FIGURES) == 6
+    assert len(quick.FIGURES) == 7
+
+
+def test_rounds_of_two_placements_are_parted():
+    near = [{"raw": 0.3 + 0.01 * i, NEW: 0.5, OLD: 1.0} for i in range(6)]
+    far = [{"raw": 0.6 + 0.01 * i, NEW: 0.8, OLD: 0.4} for i in range(6)]
+    found = placements.sorted_by_latency([*far, *near])
+    assert found == {"near": near, "far": far}
+    rows = placements.table("allreduce", found)
+    assert "0.50 (0.50 to 0.50)" in rows[0]
+    assert "2.00 (2.00 to 2.00)" in rows[1]
+    # Few rounds of the other kind, or latencies that are alike, are no second placement.
+    assert placements.sorted_by_latency([*near, *far[:2]]).keys() == {"one placement only"}
+    assert placements.sorted_by_latency(near).keys() == {"one placement only"}
+
+
+def test_a_round_in_which_the_placement_changed_counts_for_none():
+    def job(*latencies):
+        answers = iter(latencies)
+        return SimpleNamespace(
+            measure=lambda mode, *_: (next(answers) if mode == "raw" else 1.0, 0.0)
+        )
+
+    counts = {"raw": 1, NEW: 1}
+    assert placements.measure({NEW: job(0.3, 0.31)}, "allreduce", counts)[NEW] == 1.0
+    assert placements.measure({NEW: job(0.3, 0.6)}, "allreduce", counts) is None
