@@ -19,8 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
+from ._job.flush import flush
 from ._numerics import files, store
-from ._numerics.base import T, as_comm, fail_at_exit, flush_before, static_int
+from ._numerics.arrays import T
+from ._numerics.base import as_comm, fail_at_exit, static_int
 from ._numerics.index import Array, Index
 from ._numerics.layout import part_of
 from ._numerics.lock import Lock
@@ -342,7 +344,7 @@ def latest(directory: str | os.PathLike[str], *, comm: MPI.Intracomm | None = No
     See also: ``keep`` of :func:`save`.
     """
     comm = comm_of("latest", comm)
-    flush_before("latest")
+    flush("latest")
 
     found = files.of_first("latest", comm, lambda: store.numbered(Path(directory))[-1:])
     return found[0] if found else None
@@ -390,7 +392,7 @@ def load(
     See also: :func:`save`.
     """
     layouts, comm = layouts_and_comm("load", layouts, mesh, comm)
-    flush_before("load")
+    flush("load")
     rank, size = comm.Get_rank(), comm.Get_size()
     index = files.of_first("load", comm, lambda: store.find_index(files.path_of("load", path)))
     if index is None:

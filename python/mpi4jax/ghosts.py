@@ -8,24 +8,16 @@ al., IEEE TPDS 33, 2022), Import and Export in Tpetra, IndexMap and Scatterer in
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._numerics.base import (
-    CompositeKind,
-    CompositeRequest,
-    T,
-    Uncopied,
-    as_array,
-    as_comm,
-    flush_before,
-    given_or_default,
-    waits_in,
-)
+from ._job.flush import flush
+from ._numerics.arrays import T, as_array
+from ._numerics.base import CompositeKind, CompositeRequest, as_comm, waits_in
 from ._numerics.rendezvous import Ids, Rendezvous, RowExchange, rendezvous
 from ._requests.request import Request
 from .ops import alltoallv, ialltoallv
@@ -130,7 +122,7 @@ class _Directory:
         return request.answer(self._owners[at], self._rows[at])
 
 
-class Plan(Uncopied):
+class Plan:
     """A plan for the exchange of rows by global index.
 
     All ranks of ``comm`` make a plan together, outside compiled functions. The directory of owners
@@ -172,9 +164,9 @@ class Plan(Uncopied):
 
     def __init__(self, owned_ids: Any, needed_ids: Any, *, comm: MPI.Intracomm | None = None):
         known = as_comm("ghosts.Plan", comm)
-        self._comm = given_or_default(comm)
+        self._comm = known.mpi
         # All ranks first complete the operations that were called on this communicator before.
-        flush_before("ghosts.Plan")
+        flush("ghosts.Plan")
         number = known.cache["plans"] = known.cache.get("plans", 0) + 1
         self._name = f"ghosts.Plan {number}"  # ranks compare the names of leaves
         with waits_in(known, f"the creation of {self._name}"):
@@ -226,6 +218,12 @@ class Plan(Uncopied):
             f"<ghosts.Plan: {self._owned} rows owned, {self._needed} needed, {self._received} of "
             f"them from {len(self.sources)} other ranks>"
         )
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

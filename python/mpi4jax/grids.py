@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._numerics.base import Dirichlet, T, Uncopied, as_array, cart as _cart, rank_of, static_int
+from ._grid.border import dirichlet as dirichlet, neumann as neumann
+from ._numerics.arrays import T, as_array
+from ._numerics.base import cart as _cart, rank_of, static_int
 from ._numerics.blocks import Cuts
 from ._requests.wait import after, wait
 from .ops import ihalo_exchange
@@ -27,7 +29,7 @@ Window = tuple[slice, ...]
 R = TypeVar("R")  # the result of a stencil
 
 
-class Block(Uncopied):
+class Block:
     """A rank's block of a global array.
 
     Args:
@@ -118,6 +120,12 @@ class Block(Uncopied):
     def __repr__(self) -> str:
         parts = ", ".join(f"{s.start}:{s.stop}" for s in self.slices)
         return f"Block([{parts}] of {self.global_shape}, rank {self.rank})"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -257,47 +265,6 @@ def balanced(weights: Any, parts: int) -> list[int]:
     above = np.searchsorted(sums, shares).clip(1, max(len(sums) - 1, 1))
     ends = np.where(shares - sums[above - 1] <= sums[above] - shares, above - 1, above)
     return [int(n) for n in np.diff([0, *ends, len(sums) - 1])]
-
-
-def neumann(at: str = "face") -> str:
-    """Return a Neumann boundary condition (zero flux) for ``border=`` of ``halo_exchange``.
-
-    Args:
-        at: location of the boundary: ``"face"`` (the outer face of the outermost cells) or
-            ``"node"`` (the outermost grid point).
-    """
-    return _mirror("neumann", at)
-
-
-def dirichlet(value: Any, at: str = "face") -> Any:
-    """Return a Dirichlet boundary condition, to be passed as ``border=`` to ``halo_exchange``.
-
-    Ghost cells are ``2 * value`` minus the mirror image, so that the mean at the edge is ``value``.
-
-    Args:
-        value: number, or array of the shape of the block with its ghost cells; only its values at
-            the edge of the grid are used. For a function of the coordinates, pass
-            ``block.make(f)``.
-        at: as for :func:`neumann`.
-
-    Example:
-        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
-        >>> from mpi4py import MPI
-        >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[False])
-        >>> block = mpi4jax.grids.Block((3 * cart.size,), cart, width=1)
-        >>> x = block.with_ghosts(jnp.ones(3))
-        >>> y = mpi4jax.halo_exchange(x, block, border=mpi4jax.grids.dirichlet(0.0))
-        >>> cart.rank > 0 or float(y[0]) == -1.0
-        True
-    """
-    return Dirichlet(value, _mirror("dirichlet", at))
-
-
-def _mirror(op: str, at: str) -> str:
-    modes = {"face": "symmetric", "node": "reflect"}
-    if at not in modes:
-        raise ValueError(f"{op}: argument 'at' must be one of {tuple(modes)}, got {at!r}")
-    return modes[at]
 
 
 def regions(

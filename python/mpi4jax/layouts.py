@@ -10,7 +10,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
-from ._numerics.base import T, as_array, rows_to_owners
+from ._numerics.arrays import T, as_array
+from ._numerics.base import rows_to_owners
 from ._numerics.exchange import Exchange, comm_of as comm_of
 from ._numerics.files import is_layout
 from ._numerics.layout import Layout, as_layout, batch_of

@@ -24,7 +24,8 @@ from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
 
 from ._numerics import krylov, pipelined as _pipelined
-from ._numerics.base import T, static_int
+from ._numerics.arrays import T
+from ._numerics.base import static_int
 from ._numerics.host import host_solve as host_solve
 from ._numerics.krylov import Info, Reason, check, solve, wide_of
 from ._numerics.multigrid import multigrid as multigrid

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from ._numerics.base import as_array, check_whole, current, manual, taken
+from ._numerics.arrays import T, as_array
+from ._numerics.base import OfWholeArrays, current, of_whole_arrays
 from ._numerics.named_sharding import NamedSharding, as_sharding, is_sharding
-from ._numerics.whole import OfWholeArrays
 from ._spmd.mesh import Mesh
 from ._spmd.shard_map import shard_map as _of_blocks
 
@@ -37,7 +37,6 @@ __all__ = [
     "with_sharding_constraint",
 ]
 
-T = TypeVar("T")
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
@@ -373,14 +372,11 @@ def shard_map(
 
         return jax.tree.map(of_leaf, part)
 
-    @functools.wraps(f)
-    def mapped(*args: Any) -> Any:
-        if manual.is_inside():  # of another shard_map, where arguments are what its function has
-            return on_blocks(*args)
-        check_whole(mesh, name, args)
-        blocks = jax.tree.map(block, specs, args, is_leaf=is_sharding)
-        with taken():
-            results = on_blocks(*blocks)
-        return join(results, out_specs, mesh=mesh)
-
-    return mapped
+    mapped = of_whole_arrays(
+        on_blocks,
+        name,
+        mesh,
+        cut=lambda args: jax.tree.map(block, specs, args, is_leaf=is_sharding),
+        join=lambda results: join(results, out_specs, mesh=mesh),
+    )
+    return functools.wraps(f)(mapped)

@@ -6,8 +6,9 @@ the axes of a :class:`mpi4jax.Mesh`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
-from ._numerics.base import given_or_default, mentioned, names_of, vary_over, varying_axes, warn
+from ._numerics.arrays import T, names_of
+from ._numerics.base import as_comm, vary_like
 from ._numerics.batches import batches as batches
 from ._spmd.mesh import Mesh
 
@@ -32,7 +34,6 @@ __all__ = [
     "unshard",
 ]
 
-T = TypeVar("T")
 P = PartitionSpec
 
 
@@ -87,15 +88,16 @@ def fsdp_specs(
 
     specs = jax.tree.map(lambda leaf: P(), params) if specs is None else specs
     chosen = jax.tree.map(choose, params, specs)
-    sharded = any(axis in mentioned(s) for s in jax.tree.leaves(chosen, is_leaf=_is_spec))
+    sharded = any(axis in names_of(s) for s in jax.tree.leaves(chosen, is_leaf=_is_spec))
     leaves = jax.tree.leaves(params)
     if leaves and mesh.shape[axis] > 1 and not sharded:
-        warn(
+        warnings.warn(
             f"fsdp_specs: no array of argument 'params' is sharded along axis {axis!r} of size "
             f"{mesh.shape[axis]}, so that each rank keeps all of them. The largest array has "
             f"{max(int(np.prod(leaf.shape)) for leaf in leaves)} elements; expected at least "
             f"{smallest} (argument 'smallest'), and an axis that is not sharded yet and whose "
-            f"length is divisible by {mesh.shape[axis]}."
+            f"length is divisible by {mesh.shape[axis]}.",
+            stacklevel=2,
         )
     return chosen
 
@@ -111,7 +113,7 @@ def unshard(params: T, specs: Any, axis: str) -> T:
 
     def gather(spec: PartitionSpec, leaf: Any) -> Any:
         for k, entry in enumerate(spec):
-            if axis in names_of(entry):
+            if axis in jax.tree.leaves(entry):
                 leaf = lax.all_gather(leaf, axis, axis=k, tiled=True)
         return leaf
 
@@ -178,7 +180,7 @@ def global_norm(tree: Any, specs: Any) -> jax.Array:
     squares: dict[tuple[str, ...], Any] = {}
 
     def add(spec: PartitionSpec, part: Any) -> None:
-        axes = tuple(sorted(mentioned(spec)))
+        axes = tuple(sorted(names_of(spec)))
         for leaf in jax.tree.leaves(part):
             squares[axes] = squares.get(axes, 0.0) + jnp.sum(jnp.abs(leaf) ** 2)
 
@@ -223,7 +225,7 @@ def _scan(tick: Callable[..., Any], carry: Any, ticks: int) -> Any:
     leaves, tree = jax.tree.flatten(carry)
     for _ in range(2):  # the result of the first step may vary over more axes than the first carry
         types = jax.make_jaxpr(tick)(jax.tree.unflatten(tree, leaves), step[0]).out_avals
-        leaves = [vary_over(x, varying_axes(to)) for x, to in zip(leaves, types, strict=False)]
+        leaves = [vary_like(x, to) for x, to in zip(leaves, types, strict=False)]
     carry = jax.tree.unflatten(tree, leaves)
     return lax.scan(tick, carry, step)
 
@@ -367,7 +369,7 @@ class Sampler:
                 f"samples, got {batch_size}"
             )
         self.samples, self.batch_size, self.seed = samples, batch_size, seed
-        self._comm = given_or_default(comm)
+        self._comm = as_comm("Sampler", comm).mpi
         #: The epoch and the number of the next batch in it.
         self.state = {"epoch": 0, "batch": 0}
 

@@ -30,6 +30,9 @@ def test_disable_jit():
         assert_equal(y, np.arange(3, dtype=np.float32) * SIZE)
         assert_equal(jax.vmap(total)(jnp.ones(2)), np.full(2, SIZE, np.float32))
         assert_equal(notoken.bcast({"a": jnp.ones(2)}, 0)["a"], np.ones(2, np.float32))
+        lines = notoken.Layout((SIZE, 4), {0: SIZE})
+        y = notoken.fft.fftn(jnp.ones((1, 4)), lines, axes=(1,))
+        assert_equal(y, np.array([[4, 0, 0, 0]], np.complex64))
 
 
 def test_errors_of_the_function_come_through():

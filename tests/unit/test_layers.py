@@ -4,6 +4,7 @@ docs/architecture.md lists the layers, from the top to the bottom.
 """
 
 import ast
+import importlib
 import re
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -84,30 +85,62 @@ def test_no_file_imports_from_a_room_above_its_own():
     assert len(LAYERS) > 10
 
 
-# Above the public interface: a program could contain them.
+# Above the public interface: these modules could be a distribution of their own.
 NUMERICS = (
     *("linalg", "fft", "ghosts", "grids", "layouts", "checkpoints"),
     *("output", "sharding", "training"),
 )
-# What of this package they see besides public names.
-BASE = "_numerics.base"
+# The module through which they import what is private to the core, and all that it may import.
+BASE = PACKAGE / "_numerics" / "base.py"
+_ARGUMENTS = "errors name the function and the argument, in the words of the operations' errors"
+_REQUESTS = "`mpi4jax.wait` takes requests of functions that consist of operations"
+_WHOLE = "comparisons between ranks stop inside of a `shard_map`, of which only the core knows"
+PRIVATE = {
+    "CompositeKind": _REQUESTS,
+    "CompositeRequest": _REQUESTS,
+    "OfWholeArrays": _WHOLE,
+    "array_type": "JAX's internals are touched in `_jax` alone",
+    "as_arrays": _ARGUMENTS,
+    "as_comm": "`default_comm()` tells the watchdog that the program may use the communicator",
+    "cart": "arguments `cart`, `axes` and `width` mean the same as for `halo_exchange`",
+    "current": "a `PartitionSpec` means the mesh of the program's `with mesh:`",
+    "fail_at_exit": "Python ends with status 0 if a function called at exit raises an error",
+    "of_whole_arrays": _WHOLE,
+    "rank_of": _ARGUMENTS,
+    "rows_to_owners": "errors of the core name the arguments of `migrate`",
+    "static_int": _ARGUMENTS,
+    "vary_like": "JAX's internals are touched in `_jax` alone",
+    "waits_in": "reports of the watchdog name the function in which a rank waits",
+}
 
 
-def test_the_numerics_use_public_names_and_one_module():
-    public = {*mpi4jax.notoken.__all__}
+def imported(path):
+    """What a file imports of the package: pairs of a module and a name in it."""
+    package = ("mpi4jax", *path.relative_to(PACKAGE).parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("mpi4jax") for alias in node.names), path
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            for alias in node.names:
+                yield ".".join([*base, *filter(None, [node.module])]), alias.name
+
+
+def test_the_numerics_import_public_names_of_the_core():
     files = [PACKAGE / f"{name}.py" for name in NUMERICS]
-    files += [f for f in (PACKAGE / "_numerics").glob("*.py") if f.stem not in ("__init__", "base")]
-    allowed = {*NUMERICS, *(f"_numerics.{f.stem}" for f in files), BASE}
+    files += [f for f in (PACKAGE / "_numerics").glob("*.py") if f.stem != "__init__"]
+    numerics = {".".join(["mpi4jax", *f.relative_to(PACKAGE).with_suffix("").parts]) for f in files}
+    doors = [mpi4jax.notoken, *(importlib.import_module(f"mpi4jax.{name}") for name in NUMERICS)]
+    public = [getattr(door, name) for door in doors for name in door.__all__]
     uses = 0
     for path in files:
-        package = path.relative_to(PACKAGE).parts[:-1]
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                base = package[: len(package) - node.level + 1]
-                module = ".".join([*base, *filter(None, [node.module])])
-                for alias in node.names:
-                    at = f"{module}.{alias.name}".removeprefix(".")
-                    is_allowed = {module, at} & allowed or alias.name in public
-                    assert is_allowed, f"{path.relative_to(PACKAGE)} imports {at}"
-                    uses += 1
-    assert uses > 20
+        for module, name in imported(path):
+            if {module, f"{module}.{name}"} & numerics:
+                continue
+            value = getattr(importlib.import_module(module), name)
+            is_public = name[0] != "_" and any(value is other for other in public)
+            assert is_public or path == BASE, f"{path.relative_to(PACKAGE)}: {module}.{name}"
+            assert not (is_public and path == BASE), f"{name} is public"
+            uses += 1
+    assert uses > 40
+    assert {name for _, name in imported(BASE)} == {*PRIVATE}

@@ -53,6 +53,7 @@ def collectives(x: Array, f: Fields) -> None:
     assert_type(mpi4jax.scatterv(x, [1], comm=mpi4jax.default_comm()), Array)
     mpi4jax.barrier()
     mpi4jax.flush()
+    mpi4jax.flush("save")
     assert_type(mpi4jax.transport_info(), mpi4jax.TransportInfo)
     gpus = mpi4jax.has_cuda_support(), mpi4jax.has_hip_support(), mpi4jax.has_sycl_support()
     assert_type(gpus, tuple[bool, bool, bool])

@@ -26,6 +26,47 @@ class Dirichlet:
     mode: str
 
 
+def neumann(at: str = "face") -> str:
+    """Return a Neumann boundary condition (zero flux) for ``border=`` of ``halo_exchange``.
+
+    Args:
+        at: location of the boundary: ``"face"`` (the outer face of the outermost cells) or
+            ``"node"`` (the outermost grid point).
+    """
+    return _mirror("neumann", at)
+
+
+def dirichlet(value: Any, at: str = "face") -> Any:
+    """Return a Dirichlet boundary condition, to be passed as ``border=`` to ``halo_exchange``.
+
+    Ghost cells are ``2 * value`` minus the mirror image, so that the mean at the edge is ``value``.
+
+    Args:
+        value: number, or array of the shape of the block with its ghost cells; only its values at
+            the edge of the grid are used. For a function of the coordinates, pass
+            ``block.make(f)``.
+        at: as for :func:`neumann`.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> from mpi4py import MPI
+        >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[False])
+        >>> block = mpi4jax.grids.Block((3 * cart.size,), cart, width=1)
+        >>> x = block.with_ghosts(jnp.ones(3))
+        >>> y = mpi4jax.halo_exchange(x, block, border=mpi4jax.grids.dirichlet(0.0))
+        >>> cart.rank > 0 or float(y[0]) == -1.0
+        True
+    """
+    return Dirichlet(value, _mirror("dirichlet", at))
+
+
+def _mirror(op: str, at: str) -> str:
+    modes = {"face": "symmetric", "node": "reflect"}
+    if at not in modes:
+        raise ValueError(f"{op}: argument 'at' must be one of {tuple(modes)}, got {at!r}")
+    return modes[at]
+
+
 def _mode(side: Side) -> str | None:
     if isinstance(side, Dirichlet):
         return side.mode

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
+from .._op.arguments import from_end
 from .._op.comm import Comm, as_comm, check_not_null, static_int
 
 
@@ -95,6 +96,12 @@ def axes_of(op: str, comm: Comm, axes: Any) -> list[int | None]:
         axes = (axes,)
     axes = _sequence(op, "axes", axes, n, expected)
     return [axis if axis is None else static_int(op, "axes", axis, expected) for axis in axes]
+
+
+def positions(op: str, axes: Sequence[int], ndim: int) -> list[int]:
+    """Return axes of an array counted from its first axis."""
+    counted = from_end(op, axes, [(0, 0)] * len(axes), (0,) * ndim)
+    return [ndim - axis for axis in counted]
 
 
 def widths_of(op: str, comm: Comm, width: Any) -> list[tuple[int, int]]:

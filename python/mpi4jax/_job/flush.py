@@ -92,7 +92,7 @@ def _wait() -> None:
     _native.wait()
 
 
-def flush() -> None:
+def flush(before: str | None = None) -> None:
     """Wait until all operations that this process has started are complete.
 
     JAX runs ahead of Python: when a call returns, its communication may not have begun. Call this
@@ -104,25 +104,19 @@ def flush() -> None:
     started by another thread if the operands of that computation are not ready and all references
     to its results have been dropped.
 
-    Raises:
-        RuntimeError: if it is called inside a function that JAX is tracing.
-    """
-    _wait_outside("flush: called inside", "call flush after the compiled function")
-
-
-def flush_before(op: str) -> None:
-    """Do the same before a function of this name that makes communicators, or reads files.
+    Args:
+        before: name of a function that waits before it uses mpi4py or files, for the error.
 
     Raises:
         RuntimeError: if it is called inside a function that JAX is tracing.
     """
-    _wait_outside(f"{op}: called inside", "call it before the compiled function")
-
-
-def _wait_outside(called: str, advice: str) -> None:
     if not compat.trace_state_clean() and isinstance(last(), jax.core.Tracer):
+        advice = "call flush after the compiled function"
+        if before is not None:
+            advice = "call it before the compiled function"
         raise RuntimeError(
-            f"{called} a function that JAX is tracing, where no operation has started; {advice}"
+            f"{before or 'flush'}: called inside a function that JAX is tracing, where no "
+            f"operation has started; {advice}"
         )
     jax.effects_barrier()
 

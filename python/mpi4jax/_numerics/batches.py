@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 import jax
 import numpy as np
 from mpi4py import MPI
 
 from ..ops import allgather
-from .base import check_not_null, given_or_default
-
-T = TypeVar("T")
+from .arrays import T
+from .base import as_comm
 
 #: What a rank sends in place of the number of rows of its next batch.
 _ENDED, _NO_BATCH, _UNEVEN_ROWS, _FAILED = -1, -2, -3, -4
@@ -70,8 +69,7 @@ def batches(
         >>> float(mean)
         3.0
     """
-    check_not_null("batches", "comm", comm)
-    comm = given_or_default(comm)
+    comm = as_comm("batches", comm).mpi
     iterator: Iterator[T] | None = None
     batch, length, padded = None, 0, 0
     failed: Exception | None = None

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from mpi4py import MPI
 
 from ..ops import gatherv, halo_exchange, scatterv
-from .base import T, as_arrays, cart as _cart, from_end, rank_of, static_int
+from .arrays import T
+from .base import as_arrays, cart as _cart, rank_of, static_int
 from .layout import Layout, Pieces
 
 Shape = tuple[int, ...]
@@ -40,8 +41,7 @@ class Cuts:
         self.sizes, self.widths = [sizes[k] for k in cut], [widths[k] for k in cut]
 
     def positions(self, ndim: int) -> list[int]:
-        counted = from_end(self.op, self.axes, [(0, 0)] * len(self.axes), (0,) * ndim)
-        return [ndim - axis for axis in counted]
+        return _cart.positions(self.op, self.axes, ndim)
 
     def around(self, ndim: int) -> list[tuple[int, int]]:
         """Return the ghost cells below and above along each axis of an array."""

@@ -8,15 +8,15 @@ import jax
 from mpi4py import MPI
 
 from ..ops.alltoallv import alltoallv
-from .base import check_not_null, given_or_default
+from .base import as_comm
 from .layout import Layout, Pieces, Shape, Windows
 
 
 def comm_of(op: str, comm: MPI.Intracomm | None, *given: Any) -> MPI.Intracomm:
     """Return the communicator of an argument, else of shardings and blocks, else the default."""
     found = [g.comm for g in (*given,) if hasattr(g, "comm")]
-    found = [comm, *found] if comm is not None else found or [given_or_default(None)]
-    check_not_null(op, "comm", found[0])
+    if comm is not None or not found:
+        found = [as_comm(op, comm).mpi, *found]
     if any(MPI.Comm.Compare(c, found[0]) not in (MPI.IDENT, MPI.CONGRUENT) for c in found[1:]):
         raise ValueError(
             f"{op}: the arguments are on communicators of different ranks; expected meshes of one "

@@ -16,8 +16,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from mpi4py import MPI
 
+from .._job.flush import flush
 from . import cover
-from .base import as_comm, flush_before, waits_in
+from .base import as_comm, waits_in
 from .index import DTYPES, Table
 from .layout import Layout, as_layout
 
@@ -324,7 +325,7 @@ def to_write(
     Args:
         check: a function that raises an error if other arguments are wrong.
     """
-    flush_before(op)  # pending operations of this thread may use the same communicator
+    flush(op)  # pending operations of this thread may use the same communicator
     arrays, are_same = _agree(
         op,
         comm,

@@ -13,7 +13,8 @@ from jax.experimental import io_callback
 from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
 
-from .base import T, check_not_null, given_or_default
+from .arrays import T
+from .base import as_comm
 from .krylov import check, check_result, inexact
 
 
@@ -76,8 +77,7 @@ def host_solve(
     check(op, {"solve": solve, "transpose_solve": transpose_solve, "A": A}, None, None, None)
     if solve is None:
         raise TypeError(f"{op}: argument 'solve' must be a function of NumPy arrays, got None")
-    check_not_null(op, "comm", comm)
-    comm = given_or_default(comm)
+    comm = as_comm(op, comm).mpi
     b = inexact(b)
     flat, tree = ravel_pytree(b)
     args = lax.stop_gradient(args)

@@ -21,7 +21,8 @@ from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
 
 from ..ops import allreduce
-from .base import as_array, as_comm
+from .arrays import as_array
+from .base import as_comm
 from .space import Space, Vector
 
 Operator = Callable[[Vector], Vector]

@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .base import array_type, eval_primitive
+from .base import array_type
 from .layout import Pieces
 
 # Number of elements that are transformed at once. They fit into a second-level cache.
@@ -254,7 +254,13 @@ def _place(parts: jax.Array, start: Any, step: int, k: Any, y: jax.Array) -> jax
 # The derivative that JAX makes of the loops would add to an array as large as the operand in each
 # step. A primitive has the rules of a linear function instead.
 local_fft_p = Primitive("mpi4jax_local_fft")
-local_fft_p.def_impl(eval_primitive(local_fft_p))
+_compiled = jax.jit(local_fft_p.bind, static_argnames="of")
+
+
+@local_fft_p.def_impl
+def _eager(x: Any, *, of: _Local) -> Any:
+    with jax.disable_jit(False):
+        return _compiled(x, of=of)
 
 
 @local_fft_p.def_abstract_eval

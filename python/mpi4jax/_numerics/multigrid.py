@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._grid.border import dirichlet
 from ..ops import allreduce, halo_exchange
-from .base import Dirichlet, static_int
+from .base import static_int
 from .exchange import Exchange
 from .layout import Layout
 
@@ -99,7 +100,7 @@ def multigrid(
                 f"{op}: argument 'fields' must have arrays of shape {block.shape}, like the "
                 f"block; got {jnp.shape(leaf)}"
             )
-    border = Dirichlet(0.0, "symmetric") if border is None else border
+    border = dirichlet(0.0) if border is None else border
     smoother = chebyshev if smoother is None else smoother
     coarse = direct if coarse is None else coarse
     grids = _grids(op, block, levels)

@@ -15,7 +15,8 @@ from mpi4py import MPI
 from .._functions.pvary import pvary
 from .._spmd.mesh import Mesh
 from ..ops import allgatherv, bcast, gatherv, scatterv
-from .base import as_array, current, mentioned, names_of
+from .arrays import as_array, names_of
+from .base import current
 from .layout import Layout, Pieces, Shape
 
 
@@ -61,7 +62,7 @@ class NamedSharding:
                 "NamedSharding: argument 'spec' must be a jax.sharding.PartitionSpec, got "
                 f"{type(spec).__name__}: {spec!r}"
             )
-        names = mentioned(spec)
+        names = names_of(spec)
         if not set(names) <= set(mesh.axis_names) or len(set(names)) < len(names):
             raise ValueError(
                 f"NamedSharding: argument 'spec' must name different axes of {mesh!r}, got {spec}"
@@ -118,7 +119,7 @@ class NamedSharding:
                 f"{len(self.spec)} axes, NamedSharding(mesh, {self.spec}, shape); got {whole}"
             )
         number = {name: k for k, name in enumerate(self.mesh.axis_names)}
-        axes = [tuple(number[name] for name in names_of(entry)) for entry in self.spec]
+        axes = [tuple(number[name] for name in jax.tree.leaves(entry)) for entry in self.spec]
         axes += [()] * (len(whole) - len(axes))
         return Layout.on_grid(whole, self.mesh.axis_sizes, axes)
 
@@ -145,11 +146,11 @@ class NamedSharding:
         return layout
 
     def _parts(self, entry: Any) -> int:
-        return math.prod(self.mesh.shape[name] for name in names_of(entry))
+        return math.prod(self.mesh.shape[name] for name in jax.tree.leaves(entry))
 
     def _axes(self, is_used: bool) -> tuple[str, ...]:
         """Return the axes of the mesh, of more than one rank, that `spec` names, or the others."""
-        names, sizes = mentioned(self.spec), self.mesh.shape.items()
+        names, sizes = names_of(self.spec), self.mesh.shape.items()
         return tuple(name for name, n in sizes if n > 1 and (name in names) == is_used)
 
     def cut(self, x: Any, root: int | None = None) -> jax.Array:

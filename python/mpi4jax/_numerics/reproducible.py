@@ -20,7 +20,8 @@ from jax import lax
 from mpi4py import MPI
 
 from ..ops import allreduce
-from .base import T, as_array, check_not_null
+from .arrays import T, as_array
+from .base import as_comm
 
 Bins = list[jax.Array]  # integers, beginning with the largest unit
 
@@ -262,7 +263,7 @@ def reproducible_sum(x: T, axis: Any = None, comm: MPI.Intracomm | None = None) 
 
     See also: :func:`allreduce`, and the option ``reproducible`` of :mod:`mpi4jax.linalg`.
     """
-    check_not_null("reproducible_sum", "comm", comm)
+    comm = as_comm("reproducible_sum", comm).mpi
     leaves, tree = jax.tree.flatten(x)
     arrays = [as_array(leaf) for leaf in leaves]
     axes = [_axes(v, axis) for v in arrays]

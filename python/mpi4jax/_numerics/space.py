@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from .._requests.wait import after, wait
 from ..ops import allreduce, iallreduce
-from .base import check_not_null
+from .base import as_comm
 from .reproducible import reproducible_sum
 
 Vector = jax.Array  # this rank's part of a vector
@@ -25,8 +25,7 @@ class Space:
     """
 
     def __init__(self, op: str, comm: MPI.Intracomm | None, reproducible: bool):
-        check_not_null(op, "comm", comm)
-        self.comm, self.reproducible = comm, reproducible
+        self.comm, self.reproducible = as_comm(op, comm).mpi, reproducible
 
     def products(self, *pairs: tuple[Any, Vector]) -> list[jax.Array]:
         """Return inner products, by one reduction. A matrix stands for its rows."""

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from . import cosine
-from .base import as_array
+from .arrays import as_array
 from .exchange import Exchange, comm_of
 from .layout import Layout, Pieces, Shape, as_layout, batch_of
 from .local_fft import local_fft

@@ -256,11 +256,6 @@ def _default_comm() -> Comm:
         return _default
 
 
-def given_or_default(comm: MPI.Intracomm | None) -> MPI.Intracomm:
-    """Return the communicator of an argument, else the default one, for use by this package."""
-    return _default_comm().mpi if comm is None else comm
-
-
 def default_comm() -> MPI.Intracomm:
     """Return the default communicator of operations, a duplicate of ``COMM_WORLD``.
 

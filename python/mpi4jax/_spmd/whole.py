@@ -1,4 +1,4 @@
-"""Compiled functions of global arrays that each rank has whole (`mpi4jax.sharding.jit`)."""
+"""Functions of global arrays that each rank has whole (`sharding.jit`, `sharding.shard_map`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from .._spmd.mesh import Mesh
-from .base import check_whole, compares_before, look, manual
+from .._check.whole_arrays import look, taken
+from .._job.watch import compares_before
+from .._op import manual
+from .boundary import check_whole
+from .mesh import Mesh
 
 
 class OfWholeArrays:
@@ -49,3 +52,32 @@ class OfWholeArrays:
 
         def __getattr__(self, name):
             return getattr(self._function, name)
+
+
+def of_whole_arrays(
+    on_blocks: Callable[..., Any],
+    name: str,
+    mesh: Mesh | None,
+    cut: Callable[[Any], Any],
+    join: Callable[[Any], Any],
+) -> Callable[..., Any]:
+    """Return a function of global arrays, which calls a function of blocks.
+
+    Args:
+        on_blocks: result of :func:`mpi4jax.shard_map`.
+        name: its name, in errors.
+        mesh: the mesh; None only inside of another `shard_map`.
+        cut: function of the tuple of global arguments, which returns this rank's blocks of them.
+        join: function of the blocks of the results, which returns the global results.
+    """
+
+    def mapped(*args: Any) -> Any:
+        if manual.is_inside():  # of another shard_map, where arguments are what its function has
+            return on_blocks(*args)
+        check_whole(mesh, name, args)
+        blocks = cut(args)
+        with taken():
+            results = on_blocks(*blocks)
+        return join(results)
+
+    return mapped
