@@ -332,7 +332,11 @@ fn is_other_exchange(call: &Call, running: &Running, (rank, cell): (i32, &Cell))
 /// have done its part of anything else, be in a later operation, and wait for this one, which is held.
 fn is_certain(call: &Call, running: &Running, rank: i32) -> bool {
     let waits_for_all = |it: &Record| {
-        let op = matches!(it.op, Op::Allgather | Op::Allreduce | Op::Alltoall | Op::ReduceScatter);
+        let op = matches!(
+            it.op,
+            // With counts, nobody gets past a rank that has rows of its own.
+            Op::Allgather | Op::Allgatherv | Op::Allreduce | Op::Alltoall | Op::ReduceScatter
+        );
         it.phase == Phase::Whole && (op && it.count > 0 || it.op == Op::Barrier)
     };
     let both = [running.record(), its_record(call, running, rank)];

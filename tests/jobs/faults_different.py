@@ -333,7 +333,7 @@ FAULTS = {
             ("", f"nt.allgatherv(x, {OTHER})", AFTERWARDS, LATE, 1, ("WRONG",)),
             (", compared", f"nt.allgatherv(x, {OTHER})", DIFFERENT, CHECK, 1, ("WRONG",)),
             (", started", f"nt.wait(nt.iallgatherv(x, {OTHER}))", AFTERWARDS, LATE, 1, ("WRONG",)),
-            (" of mpi4py", f"nt.allgatherv(x, {OTHER}, comm=comm)", MAYBE, {}, 0, ()),
+            (" of mpi4py", f"nt.allgatherv(x, {OTHER}, comm=comm)", AFTERWARDS, {}, 1, ("WRONG",)),
         ]
     },
     "a wrong array on the root": Fault(
@@ -524,6 +524,13 @@ FAULTS = {
                 "an iallreduce",
                 "c.Iallreduce(i, out)",
                 "[mpi4jax.wait(mpi4jax.iallreduce(x, comm=c))].clear()",
+            ),
+            # The first rank does not wait for the second one, which has no rows.
+            (
+                "an allgatherv in which only one rank has rows",
+                "[c.Allgatherv(i, [out, [3, 0]]), wait(nt.allgatherv(x, [3, 3], comm=c))].clear()",
+                "[wait(nt.allgatherv(x[:0], [3, 0], comm=c)), time.sleep(5),"
+                " c.Allgatherv(i, [np.empty(6, 'f'), [3, 3]])].clear()",
             ),
         ]
     },
