@@ -50,6 +50,7 @@ class Setting:
         axes = range(-len(dims), 0) if axes is None else [axes] if isinstance(axes, int) else axes
         from_end = [k if k is None or k < 0 else k - len(CELLS) for k in axes]
         self.cart = {"cart": cart, "axes": from_end, "width": width}
+        self.decomposed = [CELLS[k] for k in from_end if k is not None]
         self.shapes = {
             "padded": self.block.padded_shape,
             "bare": self.block.shape,
@@ -75,12 +76,22 @@ def exchanges():
         ("no corners", "padded"): lambda s: lambda x: m.halo_exchange(x, s.block, corners=False),
         ("halo_exchange, axes", "padded"): lambda s: lambda x: m.halo_exchange(x, **s.cart),
         ("ihalo_exchange", "padded"): lambda s: lambda x: m.wait(m.ihalo_exchange(x, s.block)),
+        ("ihalo_exchange, axes", "padded"): lambda s: (
+            lambda x: m.wait(m.ihalo_exchange(x, **s.cart, border="edge"))
+        ),
         ("halo_add", "padded"): lambda s: lambda x: m.halo_add(x, s.block),
         ("halo_add, axes", "padded"): lambda s: lambda x: m.halo_add(x, **s.cart),
         ("without_ghosts", "padded"): lambda s: s.block.without_ghosts,
         ("with_ghosts", "bare"): lambda s: s.block.with_ghosts,
         ("gather_blocks", "padded"): lambda s: lambda x: m.gather_blocks(x, s.block, SIZE - 1),
         ("scatter_blocks", "whole"): lambda s: lambda x: m.scatter_blocks(x, s.block, SIZE - 1),
+        ("gather_blocks, axes", "padded"): lambda s: (
+            lambda x: m.gather_blocks(x, **s.cart, cells=s.decomposed)
+        ),
+        ("scatter_blocks, axes", "whole"): lambda s: lambda x: m.scatter_blocks(x, **s.cart),
+        ("a mask", "padded"): lambda s: leaves(
+            lambda x: jnp.where(s.block.make(lambda i, j, k: i + j > k), x, 0)
+        ),
         ("from a block", "padded"): lambda s: lambda x: m.redistribute(x, s.block, s.slabs),
         ("to a block", "slab"): lambda s: lambda x: m.redistribute(x, s.slabs, s.bare),
         ("fftn", "slab"): lambda s: leaves(lambda x: m.fft.fftn(x, s.slabs)),
@@ -92,6 +103,10 @@ def exchanges():
             lambda x: m.fft.irfftn(2 * m.fft.rfftn(x, s.bare), s.bare)
         ),
     }
+    for name in ("dctn", "dstn", "idctn", "idstn"):
+        found[name, "slab"] = lambda s, name=name: leaves(
+            lambda x: getattr(m.fft, name)(x, s.slabs, natural=True)
+        )
     for name, border in BORDERS.items():
         found[f"border {name}", "padded"] = lambda s, border=border: (
             lambda x: m.halo_exchange(x, s.block, border=border(s))
@@ -153,10 +168,12 @@ def test_axes_before_those_of_a_block(case, grid):
             np.testing.assert_allclose(found[part][name], expected, 1e-4, 1e-3, err_msg=name)
 
 
-@pytest.mark.parametrize("border", ["edge", None])
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("border", [*BORDERS, None])
 def test_a_stencil_beside_an_exchange_of_components(border):
-    block = Setting((SIZE,), 0).block
-    f = with_gradient(leaves(lambda x: grids.overlapped(stencil, x, block, border=border)))
+    setting = Setting((SIZE,), 0)
+    block, of_cells = setting.block, BORDERS[border](setting) if border else None
+    f = with_gradient(leaves(lambda x: grids.overlapped(stencil, x, block, border=of_cells)))
     tree = components(block.padded_shape)
     alone, found = each_alone(f, tree, len(CELLS)), f(tree)
     for name in tree:
