@@ -200,7 +200,7 @@ def test_ranks_of_different_sizes(exchange):
     assert_equal(received, np.arange(SIZE, dtype=np.int32) * last)
 
 
-@pytest.mark.parametrize("kind", [list, np.uint8, np.int64, jnp.int16])
+@pytest.mark.parametrize("kind", [list, np.uint8, np.uint32, np.int64, jnp.int16])
 def test_kinds_of_counts(exchange, kind):
     xs, counts = all_rows(1), random_counts(1)
     given = counts[RANK].tolist() if kind is list else counts[RANK].astype(kind)
