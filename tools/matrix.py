@@ -131,7 +131,7 @@ LONG = [
 STARTING_JOBS = ["tests/unit", "tests/jobs", "tests/gpu", *(f"--deselect={test}" for test in LONG)]
 
 # On more ranks and for longer than by `make test`, in this environment: -k selects all cases.
-AT_SCALE = ["tests/jobs/test_counts.py"]
+AT_SCALE = ["tests/jobs/test_counts.py", "tests/jobs/test_several_hosts.py"]
 
 # Random changes of checkpoints for about half a minute, other changes than in `make test`.
 HOSTILE = ["tests/ranks/test_hostile_checkpoints.py", "-k", "random"]
