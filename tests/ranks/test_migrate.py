@@ -175,10 +175,11 @@ def test_an_owner_that_is_no_rank():
         own = comm.Dup()
         shown = "268435455 or more" if wrong > SIZE else wrong
         words = rf"migrate: argument 'owners' must be ranks from 0 to {SIZE - 1}, got {shown} on"
-        with enable_x64(is_x64), pytest.raises(jax.errors.JaxRuntimeError, match=words) as e:
+        send = jax.jit(lambda owners: mpi4jax.migrate(owners, owners, 9, count=2, comm=own))  # noqa: B023
+        with enable_x64(is_x64):
             owners = jnp.array([0, wrong if RANK == SIZE - 1 else 0, wrong])
-            send = jax.jit(lambda owners: mpi4jax.migrate(owners, owners, 9, count=2, comm=own))  # noqa: B023
-            jax.block_until_ready(send(owners))
+            with pytest.raises(jax.errors.JaxRuntimeError, match=words) as e:
+                jax.block_until_ready(send(owners))
         assert f"on rank {SIZE - 1} when it ran" in str(e.value)
 
 

@@ -71,8 +71,8 @@ def _counts_of(counts: Any, comm: Comm) -> Any:
     if array.dtype == np.int32:
         return array
     if not np.can_cast(array.dtype, np.int32):
-        # `migrate` encodes what is wrong in negative counts, and JAX takes -1 for the largest number
-        # of an unsigned type.
+        # `migrate` encodes what is wrong in negative counts, and JAX takes -1 for the largest
+        # number of an unsigned type.
         limit = np.iinfo(np.int32).max
         array = array.clip(max(-limit, np.iinfo(array.dtype).min), limit)
     return array.astype(np.int32)
