@@ -8,7 +8,7 @@ al., IEEE TPDS 33, 2022), Import and Export in Tpetra, IndexMap and Scatterer in
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from ._job.flush import flush
 from ._numerics.arrays import T, as_array
-from ._numerics.base import CompositeKind, CompositeRequest, as_comm, waits_in
+from ._numerics.base import CompositeKind, CompositeRequest, Uncopied, as_comm, waits_in
 from ._numerics.rendezvous import Ids, Rendezvous, RowExchange, rendezvous
 from ._requests.request import Request
 from .ops import alltoallv, ialltoallv
@@ -122,7 +122,7 @@ class _Directory:
         return request.answer(self._owners[at], self._rows[at])
 
 
-class Plan:
+class Plan(Uncopied):
     """A plan for the exchange of rows by global index.
 
     All ranks of ``comm`` make a plan together, outside compiled functions. The directory of owners
@@ -218,12 +218,6 @@ class Plan:
             f"<ghosts.Plan: {self._owned} rows owned, {self._needed} needed, {self._received} of "
             f"them from {len(self.sources)} other ranks>"
         )
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        return self
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from ._grid.border import dirichlet as dirichlet, neumann as neumann
 from ._numerics.arrays import T, as_array
-from ._numerics.base import cart as _cart, rank_of, static_int
+from ._numerics.base import Uncopied, cart as _cart, rank_of, static_int
 from ._numerics.blocks import Cuts
 from ._requests.wait import after, wait
 from .ops import ihalo_exchange
@@ -29,7 +29,7 @@ Window = tuple[slice, ...]
 R = TypeVar("R")  # the result of a stencil
 
 
-class Block:
+class Block(Uncopied):
     """A rank's block of a global array.
 
     Args:
@@ -120,12 +120,6 @@ class Block:
     def __repr__(self) -> str:
         parts = ", ".join(f"{s.start}:{s.stop}" for s in self.slices)
         return f"Block([{parts}] of {self.global_shape}, rank {self.rank})"
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        return self
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -4,11 +4,13 @@ pub mod cuda;
 mod hip;
 mod memory;
 pub mod nccl;
+mod vendor;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 pub use self::memory::{Device, Staging};
+pub use self::vendor::{is_rocm, vendor};
 
 /// A platform of XLA, on which an operation and its arrays are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,22 +26,15 @@ impl Platform {
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
-            Self::Gpu if is_rocm() => "rocm",
-            Self::Gpu => "cuda",
+            Self::Gpu => vendor().platform,
         }
     }
-}
-
-/// Whether the GPUs are AMD's, which are used through HIP and RCCL, or NVIDIA's.
-#[cfg_attr(feature = "python", pyo3::pyfunction)]
-pub fn is_rocm() -> bool {
-    hip::is_here()
 }
 
 /// Whether this process has a GPU that it can use, or why not.
 pub fn support() -> Result<(), String> {
     match cuda::Driver::get()?.devices() {
-        Ok(0) => Err(format!("{} finds no device", if is_rocm() { "HIP" } else { "the CUDA driver" })),
+        Ok(0) => Err(format!("{} finds no device", vendor().driver)),
         Ok(_) => Ok(()),
         Err(cause) => Err(cause.to_string()),
     }

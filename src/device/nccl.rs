@@ -7,7 +7,7 @@ pub use sys::{
     ncclComm_t as Handle, ncclDataType_t as DataType, ncclRedOp_t as RedOp, ncclUniqueId as UniqueId,
 };
 
-use crate::dynlib::{Name, addresses};
+use crate::dynlib::addresses;
 use crate::error::Cause;
 
 /// `ncclResult_t`; a newer library has codes that we do not know.
@@ -15,10 +15,6 @@ pub type Code = c_int;
 
 pub const IN_PROGRESS: Code = sys::ncclResult_t::ncclInProgress as Code;
 
-const LIBRARY: Name = Name { soname: "libnccl.so.2", variable: "MPI4JAX_LIBNCCL", needed: "2.18 of NCCL" };
-/// For AMD's GPUs. Its functions have NCCL's names, and it reports the version of the NCCL that it
-/// corresponds to.
-const RCCL: Name = Name { soname: "librccl.so.1", ..LIBRARY };
 /// The oldest version that is accepted, as NCCL numbers it: 10000 times the major version, 100 times the minor one, plus the patch level.
 const OLDEST: c_int = 21800;
 
@@ -55,11 +51,11 @@ pub fn version_name(version: c_int) -> String {
 
 impl Library {
     fn start() -> Result<Self, String> {
-        let library = Self::load(if super::is_rocm() { RCCL } else { LIBRARY })?;
+        let library = Self::load(super::vendor().nccl)?;
         let path = &library.path;
         let version = library.version().map_err(|cause| format!("{path}: {cause}"))?;
         if version < OLDEST {
-            return Err(LIBRARY.too_old(path, &version_name(version)));
+            return Err(super::vendor().nccl.too_old(path, &version_name(version)));
         }
         Ok(library)
     }

@@ -132,6 +132,8 @@ impl Visit for Fields {
 }
 
 /// What `MPI4JAX_LOG` asks for, on standard error.
+///
+/// The format layer of tracing-subscriber would save no code: JSON, and words without quotes, need the visitor of fields with it, too.
 struct Log {
     is_json: bool,
 }

@@ -4,17 +4,12 @@ use std::sync::{Arc, OnceLock};
 
 use super::{AnyTransport, Descriptor, TARGET, Transport, Unfinished, mpi, requests};
 use crate::comm::{Comm, Group};
-use crate::device::{Platform, is_rocm};
+use crate::device::{Platform, vendor};
 use crate::error::{Cause, Error};
 use crate::system::variable;
 
 const TRANSPORT: &str = "MPI4JAX_TRANSPORT";
 const AUTO: &str = "auto";
-
-/// The variable that chooses between MPI with device pointers and staging.
-fn use_gpu_mpi() -> &'static str {
-    if is_rocm() { "MPI4JAX_USE_HIP_MPI" } else { "MPI4JAX_USE_CUDA_MPI" }
-}
 
 /// The choice that the environment asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,7 +58,7 @@ fn best() -> Result<Option<&'static Descriptor>, Cause> {
 
 impl Setting {
     fn read() -> Result<Self, Cause> {
-        Self::parse(variable(TRANSPORT).as_deref(), variable(use_gpu_mpi()).as_deref())
+        Self::parse(variable(TRANSPORT).as_deref(), variable(vendor().mpi_setting).as_deref())
     }
 
     /// What of the choice must be the same on all ranks: nothing, if its operations match the
@@ -79,14 +74,14 @@ impl Setting {
             Some("0" | "false" | "off" | "no") => Some(by_cuda_mpi(false)),
             Some(other) => {
                 let [yes, no] = [true, false].map(|is_wanted| by_cuda_mpi(is_wanted).name);
-                let name = use_gpu_mpi();
+                let name = vendor().mpi_setting;
                 let message = format!(
                     "{name}={other} is not understood: expected 1 (which means {TRANSPORT}={yes}) or 0 ({no})"
                 );
                 return Err(Cause::Setting { message });
             }
         };
-        let cuda_mpi = format!("{}={}", use_gpu_mpi(), cuda_mpi.unwrap_or_default());
+        let cuda_mpi = format!("{}={}", vendor().mpi_setting, cuda_mpi.unwrap_or_default());
         let Some(name) = transport else {
             let text = if meant.is_some() { cuda_mpi } else { String::new() };
             return Ok(Self { named: meant, is_auto: false, text, gpu_only: meant.is_some() });

@@ -23,7 +23,7 @@ pub fn targets() -> Vec<Target> {
         of_platform::<true>("cpu")
     } else {
         let mut targets = of_platform::<false>("cpu");
-        targets.extend(of_platform::<true>(if device::is_rocm() { "ROCM" } else { "CUDA" }));
+        targets.extend(of_platform::<true>(device::vendor().xla_platform));
         targets
     }
 }

@@ -99,6 +99,7 @@ PRIVATE = {
     "CompositeKind": _REQUESTS,
     "CompositeRequest": _REQUESTS,
     "OfWholeArrays": _WHOLE,
+    "Uncopied": "a copy of what holds a communicator is the object itself, as for a `Mesh`",
     "array_type": "JAX's internals are touched in `_jax` alone",
     "as_arrays": _ARGUMENTS,
     "as_comm": "`default_comm()` tells the watchdog that the program may use the communicator",

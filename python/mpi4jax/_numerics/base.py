@@ -10,7 +10,12 @@ from .._grid import cart as cart
 from .._jax.compat import array_type as array_type, vary_like as vary_like
 from .._job.abort import fail_at_exit as fail_at_exit
 from .._op.arguments import rank_of as rank_of
-from .._op.comm import as_comm as as_comm, static_int as static_int, waits_in as waits_in
+from .._op.comm import (
+    Uncopied as Uncopied,
+    as_comm as as_comm,
+    static_int as static_int,
+    waits_in as waits_in,
+)
 from .._op.packing import as_arrays as as_arrays
 from .._requests.request import (
     CompositeKind as CompositeKind,

@@ -41,7 +41,7 @@ use crate::ops::{Buffer, Dtype, Ints, Op, Private};
 pub fn probe_device_pointers() -> Result<(), String> {
     device::support()?;
     if gpu_support(device::is_rocm()) == Some(false) && !device::is_reached_from_cpu() {
-        let gpus = if device::is_rocm() { "ROCm" } else { "CUDA" };
+        let gpus = device::vendor().software;
         return Err(format!("the MPI library reports that it is not {gpus}-aware: use staged or nccl"));
     }
     Ok(())

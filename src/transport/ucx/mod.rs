@@ -299,15 +299,11 @@ impl Worker {
     }
 
     pub fn reaches_gpu(&self) -> Result<(), String> {
-        let (bit, name) = if device::is_rocm() {
-            (sys::UCS_MEMORY_TYPE_ROCM_BIT, "ROCm")
-        } else {
-            (sys::UCS_MEMORY_TYPE_CUDA_BIT, "CUDA")
-        };
-        if self.memory_types & bit != 0 || device::is_reached_from_cpu() {
+        let vendor = device::vendor();
+        if self.memory_types & vendor.ucx_memory != 0 || device::is_reached_from_cpu() {
             return Ok(());
         }
-        Err(format!("{} was built without {name}", self.ucp.path))
+        Err(format!("{} was built without {}", self.ucp.path, vendor.software))
     }
 
     /// The body of the thread that makes progress while no other thread calls UCX.
