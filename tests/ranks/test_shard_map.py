@@ -579,19 +579,20 @@ def rule(kind):
 
 @pytest.mark.parametrize("is_nested", [False, True], ids=["", "nested"])
 @pytest.mark.parametrize("kind", ["custom_jvp", "custom_vjp"])
-def test_rules_in_a_shard_map_over_some_axes(kind, is_nested):
+@pytest.mark.parametrize("check_vma", [True, False], ids=["", "without check_vma"])
+def test_rules_in_a_shard_map_over_some_axes(kind, is_nested, check_vma):
     mesh, f = mpi4jax.Mesh((1, N), ("a", "b"), comm=COMM), rule(kind)
+    how = {"mesh": mesh, "check_vma": check_vma}
     if is_nested:
-        f = mpi4jax.shard_map(f, mesh=mesh, in_specs=P("a"), out_specs=P("a"), axis_names={"a"})
+        f = mpi4jax.shard_map(f, **how, in_specs=P("a"), out_specs=P("a"), axis_names={"a"})
     g = mpi4jax.shard_map(
-        lambda x: lax.psum(f(x).sum(), "b"),
-        mesh=mesh,
-        in_specs=P("b"),
-        out_specs=P(),
-        axis_names={"b"},
+        lambda x: lax.psum(f(x).sum(), "b"), **how, in_specs=P("b"), out_specs=P(), axis_names={"b"}
     )
     x = jnp.arange(2.0) + R
-    np.testing.assert_allclose(jax.jit(jax.grad(g))(x), 2 * jnp.cos(x), rtol=1e-6)
+    value, grad = jax.jit(jax.value_and_grad(g))(x)
+    np.testing.assert_allclose(grad, 2 * jnp.cos(x), rtol=1e-6)
+    everyones = jnp.sin(jnp.arange(2.0) + jnp.arange(N)[:, None])
+    np.testing.assert_allclose(value, everyones.sum(), rtol=1e-5)
 
 
 def test_a_function_without_a_result():
