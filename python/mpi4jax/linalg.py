@@ -69,7 +69,7 @@ def norm(x: Any, *, comm: MPI.Intracomm | None = None, reproducible: bool = Fals
         >>> round(float(mpi4jax.linalg.norm(jnp.array([3.0, 4.0]))) ** 2) == 25 * size
         True
     """
-    square = vdot(x, x, comm=comm, reproducible=reproducible).real
+    square = krylov.vdot("norm", x, x, comm, reproducible).real
     return jnp.where(square == 0, 0, jnp.sqrt(jnp.where(square == 0, 1, square)))
 
 
@@ -103,9 +103,7 @@ def vdot(
         raise ValueError(
             f"vdot: argument 'b' must have the shapes of 'a', {shapes[0]}, got {shapes[1]}"
         )
-    one, two = (ravel_pytree(krylov.inexact(v))[0] for v in (a, b))
-    dtype = wide_of(jnp.promote_types(one.dtype, two.dtype))
-    return Space("vdot", comm, reproducible).products((one.astype(dtype), two.astype(dtype)))[0]
+    return krylov.vdot("vdot", a, b, comm, reproducible)
 
 
 def block_jacobi(blocks: Any) -> Callable[[Any], Any]:

@@ -97,9 +97,9 @@ def test_blocks_that_are_not_equal(dims, width):
 def test_errors_of_cells():
     cart = cart_of((SIZE, 1), (True, True))
     x = np.zeros((2, 3))
-    with pytest.raises(ValueError, match=r"gather_blocks: argument 'cells' must be 2 numbers"):
+    with pytest.raises(ValueError, match=r"gather_blocks: argument 'cells' must be one number"):
         notoken.gather_blocks(x, cart, cells=3)
-    with pytest.raises(TypeError, match=r"gather_blocks: argument 'cells' must be 2 numbers"):
+    with pytest.raises(TypeError, match=r"gather_blocks: argument 'cells' must be one number"):
         notoken.gather_blocks(x, cart, cells=(2.5, 3))
     with pytest.raises(ValueError, match=r"gather_blocks: argument 'x' has \(2, 3\) inner cells"):
         notoken.gather_blocks(x, cart, cells=(3 * SIZE, 3))

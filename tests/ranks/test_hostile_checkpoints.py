@@ -3,7 +3,8 @@
 `load` and `save` raise an error in words, and read, write and remove nothing outside of the
 checkpoint's directory. `CHECKPOINTS=100000 python tools/run_tests.py -n 1
 tests/ranks/test_hostile_checkpoints.py -k random` tests more random ones, and CHECKPOINTS_SEED=1
-others; `make fuzz` and `make test-matrix` do both.
+others; `make fuzz` and `make test-matrix` do both. For a run of more than 110 s, add
+`-o faulthandler_timeout=0`: faulthandler may crash where it prints the stack of a running thread.
 """
 
 import json

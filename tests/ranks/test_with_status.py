@@ -49,11 +49,13 @@ def test_pytrees():
     np.testing.assert_array_equal(y["a"], np.full((2, 2), LEFT))
     np.testing.assert_array_equal(y["b"][0], np.arange(3))
     assert numbers(received) == [LEFT, 0, 7]
-    with pytest.raises(TypeError, match=r"recv: the template must have arrays of one dtype.*got"):
+    with pytest.raises(
+        TypeError, match=r"recv_with_status: the template must have arrays of one dtype.*got"
+    ):
         mpi4jax.recv_with_status({"a": jnp.ones(2), "b": jnp.arange(2)}, 0)
-    with pytest.raises(TypeError, match=r"recv: .*'x'"):
+    with pytest.raises(TypeError, match=r"recv_with_status: .*'x'"):
         mpi4jax.recv_with_status((3,), 0)
-    with pytest.raises(ValueError, match="recv: argument 'source'"):
+    with pytest.raises(ValueError, match="recv_with_status: argument 'source'"):
         mpi4jax.recv_with_status(jnp.ones(3), SIZE)
 
 

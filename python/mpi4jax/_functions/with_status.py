@@ -27,8 +27,14 @@ class Received(NamedTuple):
 
 
 def _run(op: str, arguments: dict[str, Any]) -> Any:
-    call = OPERATIONS[op].prepare(**arguments)
-    y, envelope = run(call._replace(how=How(env_out=ASKED)))
+    try:
+        call = OPERATIONS[op].prepare(**arguments)
+        y, envelope = run(call._replace(how=How(env_out=ASKED)))
+    except (TypeError, ValueError) as error:
+        words = str(error)
+        if words.startswith(f"{op}: "):
+            error.args = (f"{op}_with_status{words.removeprefix(op)}",)
+        raise
     return y, Received(*(envelope - OFFSET))
 
 

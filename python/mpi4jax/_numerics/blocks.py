@@ -106,7 +106,7 @@ class Cuts:
         """Return the numbers of cells along the decomposed axes."""
         if cells is None:
             return None
-        expected = f"a list with one number of cells per decomposed axis ({len(self.axes)})"
+        expected = f"one number of cells per decomposed axis ({len(self.axes)})"
         given = cells if isinstance(cells, Sequence) else [cells]
         known = tuple(static_int(self.op, "cells", n, expected) for n in given)
         if len(known) != len(self.axes) or min(known, default=0) < 0:

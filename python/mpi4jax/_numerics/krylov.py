@@ -392,6 +392,13 @@ def wide_of(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
+def vdot(op: str, a: Any, b: Any, comm: MPI.Intracomm | None, reproducible: bool) -> jax.Array:
+    """Return the inner product of two vectors of the same shapes; at least float32."""
+    one, two = (ravel_pytree(inexact(v))[0] for v in (a, b))
+    dtype = wide_of(jnp.promote_types(one.dtype, two.dtype))
+    return Space(op, comm, reproducible).products((one.astype(dtype), two.astype(dtype)))[0]
+
+
 def solve(
     name: str,
     method: Any,
