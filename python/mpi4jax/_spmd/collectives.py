@@ -296,7 +296,7 @@ class Collectives:
 
         def cut(x: Any, spec: Any) -> Any:
             for axis, entry in enumerate(spec):
-                names = names_of(entry)
+                names = tuple(jax.tree.leaves(entry))
                 if names:
                     n = math.prod(self.mesh.shape[name] for name in names)
                     length = x.shape[axis] // n
@@ -306,7 +306,7 @@ class Collectives:
 
         def joined(y: Any, spec: Any) -> Any:
             for axis, entry in enumerate(spec):
-                names = names_of(entry)
+                names = tuple(jax.tree.leaves(entry))
                 if names:
                     how = {"axis_name": names, "all_gather_dimension": axis, "tiled": True}
                     (y,) = gather(how, [y])
@@ -320,18 +320,11 @@ class Collectives:
 
 def mentioned(spec: Any) -> list[str]:
     """Return the axes of a `PartitionSpec`."""
-    return [name for entry in spec for name in names_of(entry)]
+    return jax.tree.leaves(tuple(spec))
 
 
 def names_in_words(axes: Sequence[str]) -> str:
     return ", ".join(map(repr, axes))
-
-
-def names_of(entry: Any) -> tuple[str, ...]:
-    """Return the mesh axes along which one axis of an array is sharded."""
-    if entry is None:
-        return ()
-    return tuple(entry) if isinstance(entry, (tuple, list)) else (entry,)
 
 
 def _rows(offsets: Any, sizes: Any, capacity: int) -> tuple[Any, Any]:
