@@ -80,6 +80,18 @@ impl Group<'_> {
         check("MPI_Alltoall", code)
     }
 
+    /// The two numbers of each rank. Collective.
+    pub fn all_pairs(self, ours: [u64; 2]) -> Result<Vec<[u64; 2]>, Cause> {
+        let mut all = vec![[0u64; 2]; self.size()?];
+        // SAFETY: a pair for each rank, of the type that is named.
+        let code = unsafe {
+            let (from, to, t) = (ours.as_ptr().cast(), all.as_mut_ptr().cast(), ffi::RSMPI_UINT64_T);
+            ffi::MPI_Allgather(from, 2, t, to, 2, t, self.handle())
+        };
+        check("MPI_Allgather", code)?;
+        Ok(all)
+    }
+
     /// The bytes of each rank, which may differ in number. Collective.
     pub fn all_bytes(self, ours: &[u8]) -> Result<Vec<Box<[u8]>>, Cause> {
         let longest = self.largest(ours.len() as u64)? as usize;

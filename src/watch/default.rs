@@ -17,7 +17,7 @@ use super::settings::{self, Watchdog, watchdog};
 use super::{link, waits};
 use crate::board::ranks::Ranks;
 use crate::board::{Life, Once, TOGETHER, board};
-use crate::comm::hash;
+use crate::comm::{Group, hash};
 use crate::error::Cause;
 use crate::mpilib::{any_thread_may_call, check, create_group, handle_value, is_running};
 use crate::output::print;
@@ -60,8 +60,13 @@ fn make_together(watchdog: &Watchdog) -> Result<Option<usize>, Cause> {
     // A number shared by exactly those ranks that see one board.
     let place = board().path().map(|path| (path, crate::system::host()));
     let alone = place.is_none().then_some(settings.rank);
-    link::open(hash((place, alone)), (settings.rank, settings.size))?;
-    settings::compare_all(settings)?;
+    let own = [link::own_host(hash((place, alone))), settings::hash_of(settings)];
+    let (hosts, hashes): (Vec<_>, Vec<_>) =
+        Group::World.all_pairs(own)?.into_iter().map(|[host, hash]| (host, hash)).unzip();
+    link::open(&hosts, settings.rank)?;
+    if hashes.iter().any(|hash| *hash != own[1]) {
+        settings::compare_all(settings)?;
+    }
     join(true).map(Some)
 }
 

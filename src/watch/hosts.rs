@@ -20,6 +20,8 @@ pub enum QuestionKind {
     Report,
     /// For a report that aborts the job.
     End,
+    /// To leave a copy of the board, after the report has been printed.
+    Leave,
 }
 
 /// The states of the ranks of a host: each group of ranks with equal ones.
@@ -84,6 +86,14 @@ impl Mail {
     pub fn begin_question(&mut self) {
         self.asked += 1;
         self.answers.clear();
+    }
+
+    /// A question to the hosts that have answered the last one: no other is asked, or waited for.
+    pub fn begin_question_to_answering(&mut self) {
+        self.asked += 1;
+        let hosts = 0..self.hosts.len();
+        let silent = hosts.filter(|host| *host != self.own && !self.answers.contains_key(host));
+        self.answers = silent.map(|host| (host, States::new())).collect();
     }
 
     /// Puts the question to the rank at this place of each host that has not answered.
@@ -164,5 +174,18 @@ mod tests {
         assert!(mail.is_answered());
         let answers = mail.answers();
         assert_eq!((answers.len(), &*answers[&4].before), (2, "of the second rank"));
+    }
+
+    #[test]
+    fn hosts_that_have_not_answered_are_not_asked_to_leave_a_board() {
+        let mut mail = Mail::new(&[7, 9, 11], 0);
+        mail.begin_question();
+        mail.receive(2, 1, States::new());
+        mail.begin_question_to_answering();
+        mail.ask(QuestionKind::Leave, 0);
+        assert_eq!(mail.outbox, [(2, Message::Question(2, QuestionKind::Leave))]);
+        assert!(!mail.is_answered());
+        mail.receive(2, 2, States::new());
+        assert!(mail.is_answered());
     }
 }

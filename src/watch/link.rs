@@ -56,7 +56,11 @@ pub fn is_open() -> bool {
 /// Asks the other hosts, and waits for their answers, but not for long: the states of their ranks.
 pub fn ask(kind: QuestionKind) -> World {
     let mut mail = mail();
-    mail.begin_question();
+    if kind == QuestionKind::Leave {
+        mail.begin_question_to_answering();
+    } else {
+        mail.begin_question();
+    }
     // The second rank of a host is asked where the first one does not answer, which may be gone.
     for place in 0..2 {
         mail.ask(kind, place);
@@ -99,20 +103,21 @@ struct Endpoint {
 // may use them.
 unsafe impl Send for Endpoint {}
 
-/// Opens the link, unless the MPI of a rank forbids it, or all are on one host. Collective over `MPI_COMM_WORLD`. `host` is what
-/// the ranks of a host have in common, and no others.
-pub fn open(host: u64, (rank, size): (i32, i32)) -> Result<(), Cause> {
-    // Host 0, which has no ranks, stands for a rank that cannot have a link: then there is none.
-    let own = if any_thread_may_call() { host.max(1) } else { 0 };
-    let mut names = vec![0u64; size as usize];
-    // SAFETY: MPI is running; a number from each rank.
+/// What this rank has in common with the ranks of its host, `host`, and with no others. Host 0, which has no ranks, stands for a rank
+/// whose MPI forbids a link: then no rank has one.
+pub fn own_host(host: u64) -> u64 {
+    if any_thread_may_call() { host.max(1) } else { 0 }
+}
+
+/// Opens the link, unless the MPI of a rank forbids it, or all are on one host. Collective over `MPI_COMM_WORLD`. `hosts` has the
+/// [`own_host`] of each rank.
+pub fn open(hosts: &[u64], rank: i32) -> Result<(), Cause> {
+    if hosts.contains(&0) || hosts.iter().all(|host| *host == hosts[0]) {
+        return Ok(());
+    }
+    // SAFETY: MPI is running.
     let comm = unsafe {
         let comm = ffi::RSMPI_COMM_WORLD;
-        let (from, to, t) = ((&raw const own).cast(), names.as_mut_ptr().cast(), ffi::RSMPI_UINT64_T);
-        check("MPI_Allgather", ffi::MPI_Allgather(from, 1, t, to, 1, t, comm))?;
-        if names.contains(&0) || names.iter().all(|name| *name == own) {
-            return Ok(());
-        }
         let mut link = MaybeUninit::<MPI_Comm>::uninit();
         check("MPI_Comm_dup", ffi::MPI_Comm_dup(comm, link.as_mut_ptr()))?;
         let link = link.assume_init();
@@ -121,7 +126,7 @@ pub fn open(host: u64, (rank, size): (i32, i32)) -> Result<(), Cause> {
         handle_value(link)
     };
     *lock(&ENDPOINT) = Some(Endpoint { comm, under_way: Vec::new() });
-    *mail() = Mail::new(&names, rank);
+    *mail() = Mail::new(hosts, rank);
     // The endpoint stays without a thread too: MPI_Finalize is collective, and so is what `close` does.
     if std::thread::Builder::new().name("mpi4jax-link".into()).spawn(run).is_err() {
         *mail() = Mail::default();

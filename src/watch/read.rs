@@ -209,11 +209,14 @@ pub fn exceptions(ranks: &[i32]) -> String {
 
 /// What another host is told of the ranks of this one.
 pub fn told(kind: QuestionKind) -> World {
-    if kind != QuestionKind::Status {
-        python::ask(|_| true, python::PATIENCE);
-    }
-    if let (QuestionKind::End, Some(watchdog)) = (kind, watchdog()) {
-        let _ = leave_board(&watchdog.settings);
+    match (kind, watchdog()) {
+        (QuestionKind::Status, _) => {}
+        // The other host has printed its report: a file system that hangs keeps no answer from it.
+        (QuestionKind::Leave, Some(watchdog)) => {
+            let _ = leave_board(&watchdog.settings);
+            return World::new();
+        }
+        _ => python::ask(|_| true, python::PATIENCE),
     }
     world()
 }

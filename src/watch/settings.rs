@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::groups::ranks_in_words;
 use crate::board::ranks::{Ranks, grouped};
 use crate::board::{Once, board, own};
-use crate::comm::Group;
+use crate::comm::{Group, hash};
 use crate::error::Cause;
 use crate::output::print;
 
@@ -115,7 +115,12 @@ fn say_builds(groups: &[(String, Ranks)]) {
     }
 }
 
-/// Compares the settings of all ranks. Collective over `MPI_COMM_WORLD`.
+/// Equal on ranks whose settings and builds are equal, as the user wrote them.
+pub fn hash_of(settings: &Settings) -> u64 {
+    hash((&settings.shared, &settings.build))
+}
+
+/// Compares the settings of all ranks, word by word. Collective over `MPI_COMM_WORLD`.
 pub fn compare_all(settings: &Settings) -> Result<(), Cause> {
     let ours = (&settings.shared, &settings.build);
     let all = Group::World.all_bytes(&serde_json::to_vec(&ours).unwrap_or_default())?;

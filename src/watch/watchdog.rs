@@ -368,8 +368,11 @@ impl Observer {
         } else {
             "  the job continues (MPI4JAX_ON_TIMEOUT=continue)\n"
         };
-        // A file system that hangs must not keep the report from the user.
+        // A file system that hangs, here or on another host, must not keep the report from the user.
         print(&text);
+        if link::is_open() {
+            link::ask(QuestionKind::Leave);
+        }
         let mut more = facts.left(read::leave_board(&self.watchdog.settings));
         let file = self.watchdog.settings.directory.join("report.txt");
         if folder::write(&file, (text + &more).as_bytes()).is_ok() {

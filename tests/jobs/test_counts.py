@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -61,3 +62,28 @@ def test_counts(count, ranks):
 def test_counts_with_check(count):
     """Compared are hashes, in one allreduce: not the descriptions of all ranks."""
     assert count(3, "allreduce", "iallreduce", env={"MPI4JAX_CHECK": "1"}) == 2
+
+
+FIRST = """
+import ctypes, os
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+os.environ["MPI4JAX_TEST_HOST"] = f"host{rank % 2}"
+import jax.numpy as jnp
+from mpi4jax import notoken as m
+library, x = ctypes.CDLL(None), jnp.ones(3, jnp.float32)
+library.counts_end.restype = ctypes.c_char_p
+library.counts_begin()
+m.allreduce(x, MPI.SUM).block_until_ready()
+if rank == 0: print(library.counts_end().decode())
+"""
+
+
+def test_the_first_allreduce_on_two_hosts(mpirun, counting, tmp_path):
+    """Two duplicates: the default communicator, and one for messages between hosts."""
+    (tmp_path / "first.py").write_text(FIRST)
+    result = mpirun(2, tmp_path / "first.py", env=counting)
+    assert result.returncode == 0, result.stderr
+    calls = dict(re.findall(r"(MPI_\w+) (\d+ \d+) \d+", result.stdout))
+    # A hash of each rank's host and of its settings; whether a rank has a GPU, and 12 bytes.
+    assert calls == {"MPI_Allgather": "1 16", "MPI_Comm_dup": "2 0", "MPI_Allreduce": "2 13"}

@@ -15,15 +15,21 @@ import mpirun as launcher
 import two_hosts
 
 PROGRAM = """
-import sys, time
+import os, sys, time
 import jax.numpy as jnp
 from mpi4py import MPI
 import mpi4jax
 from mpi4jax import notoken as nt
+from mpi4jax._job import job
+if sys.argv[1].endswith("hangs") and MPI.COMM_WORLD.rank == 1:
+    os.umask(0o077)
+    os.makedirs(job.directory(2))
+    # Without a reader, the copy of the board waits forever.
+    os.mkfifo(job.directory(2) / f"board.{os.getpid()}.tmp")
 f = mpi4jax.jit(lambda x: nt.allreduce(x, MPI.MAX))
 with mpi4jax.time_limit(None): x = f(jnp.ones(200000)).block_until_ready()
 print("started", flush=True)
-if sys.argv[1] == "elsewhere" and MPI.COMM_WORLD.rank == 1: time.sleep(60)
+if sys.argv[1].startswith("elsewhere") and MPI.COMM_WORLD.rank == 1: time.sleep(60)
 while True: x = f(x).block_until_ready()
 """
 
@@ -32,7 +38,9 @@ TIMEOUT = 6
 # What goes wrong, whether the hosts see one directory, and what rank 0 says of rank 1.
 CASES = [
     ("cut", True, "rank 1 is silent: no answer over MPI"),
-    ("elsewhere", False, r"rank 1 is in no operation; .*Python is at .*program.py:10"),
+    ("elsewhere", False, r"rank 1 is in no operation; .*Python is at .*program.py:16"),
+    # The answer of a host does not wait for the copy of its board.
+    ("elsewhere, and its disk hangs", False, r"rank 1 is in no operation; .*program.py:16"),
 ]
 
 DIFFERENT = """
@@ -100,7 +108,7 @@ def test_two_hosts(tmp_path, fault, shared, says):
     rank = [
         "sh",
         "-c",
-        f"mkdir -p {directory}; {settings} exec $0 {program} {fault}",
+        f"mkdir -p {directory}; {settings} exec $0 {program} '{fault}'",
         sys.executable,
     ]
     with open(log, "w") as output, two_hosts.hosts() as hosts:
@@ -123,6 +131,11 @@ def test_two_hosts(tmp_path, fault, shared, says):
             while job.poll() is None and "aborting the job (" not in log.read_text():
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.1)
+            if fault == "elsewhere":
+                job.wait(30)
+                # After the report, each host has left a copy of its board.
+                for name in hosts.names:
+                    assert list((tmp_path / name).glob("mpi4jax-*/*/board")), log.read_text()
         finally:
             job.kill()
             job.wait(30)

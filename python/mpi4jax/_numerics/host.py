@@ -127,7 +127,9 @@ def _called(
             result = result_of(b, args)
         except Exception as e:
             error = e
-        if comm.allreduce(error is not None, MPI.LOR):
+        has_failed = np.array([error is not None])
+        comm.Allreduce(MPI.IN_PLACE, has_failed, MPI.LOR)
+        if has_failed[0]:
             words = "".join(traceback.format_exception(error)) if error else None
             texts = enumerate(comm.allgather(words))
             known = "\n".join(f"on rank {rank}: {text}" for rank, text in texts if text)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import numpy as np
 from mpi4py import MPI
 
 from .. import _native
@@ -105,7 +106,10 @@ def sharing(comm: MPI.Comm) -> str | None:
     GPU is idle. Collective.
     """
     gpu = own()
-    if not comm.allreduce(gpu is not None, MPI.LOR):
+    # For a reduction of Python objects, mpi4py would duplicate the communicator.
+    has_gpu = np.array([gpu is not None])
+    comm.Allreduce(MPI.IN_PLACE, has_gpu, MPI.LOR)
+    if not has_gpu[0]:
         return None
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     of_ranks = [(rank, it) for rank, it in node.allgather((comm.rank, gpu)) if it is not None]
