@@ -56,6 +56,41 @@ def test_a_communicator_is_made_by_a_collective_that_is_traced():
     assert mesh.comm("i").Get_size() == 2
 
 
+@pytest.mark.ranks(3, 4)
+def test_a_mesh_of_fewer_ranks_leaves_the_others_out():
+    """As in programs for JAX that make several meshes of different sizes."""
+    comm = COMM.Dup()
+    mesh = mpi4jax.Mesh((2,), ("i",), comm=comm)
+    assert mesh is mpi4jax.Mesh((2,), ("i",), comm=comm)
+    assert mesh.coordinates == ({"i": RANK} if RANK < 2 else {})
+    how = {"mesh": mesh, "in_specs": (P(), P("i")), "out_specs": (P(), P("i"))}
+
+    def blocks(w, x):
+        return lax.psum(jnp.sum(w * x), "i"), x + lax.axis_index("i")
+
+    x = jnp.arange(4.0)
+    eager = mpi4jax.shard_map(blocks, **how)(2.0, x[2 * RANK :][:2])
+    found = [eager, jax.jit(mpi4jax.shard_map(blocks, **how))(2.0, x[2 * RANK :][:2])]
+    whole = mpi4jax.sharding.shard_map(blocks, **how)(2.0, x)
+    if RANK < 2:
+        for loss, rest in found:
+            assert loss == 12
+            np.testing.assert_array_equal(rest, x[2 * RANK :][:2] + RANK)
+        assert whole[0] == 12
+        np.testing.assert_array_equal(whole[1], [0, 1, 3, 4])
+        loss = mpi4jax.shard_map(lambda w, x: blocks(w, x)[0], **{**how, "out_specs": P()})
+        assert jax.grad(loss)(2.0, x[2 * RANK :][:2]) == 6
+    else:
+        assert [*found, whole] == [(None, None)] * 3
+        with pytest.raises(ValueError, match=r"not in Mesh\('i': 2\), which has the first 2 ranks"):
+            mesh.comm("i")
+    # The next collective of all ranks is in step.
+    assert mpi4jax.allreduce(jnp.ones(()), op=MPI.SUM, comm=comm)[0] == SIZE
+    of_mesh = mesh.comm("i") if RANK < 2 else None
+    comm.Free()
+    assert of_mesh is None or of_mesh == MPI.COMM_NULL
+
+
 @pytest.mark.ranks(4)
 def test_axes_of_a_users_communicator():
     mesh = mpi4jax.Mesh((2, 2), ("i", "j"))
@@ -84,6 +119,8 @@ def test_the_mesh_of_a_with_statement():
     ("wrong", "kind", "words"),
     [
         (lambda: mpi4jax.Mesh((SIZE, 2, -1), ("a", "b", "c")), ValueError, "multiply to the size"),
+        (lambda: mpi4jax.Mesh((SIZE, 2), ("a", "b")), ValueError, "multiply to at most the size"),
+        (lambda: mpi4jax.Mesh((0,), ("a",)), ValueError, "multiply to at most the size"),
         (lambda: mpi4jax.Mesh((-1, -1), ("a", "b")), ValueError, "multiply to the size"),
         (lambda: mpi4jax.Mesh(axis_types=(AxisType.Manual,)), NotImplementedError, "AxisType.Auto"),
         (lambda: mpi4jax.Mesh(np.array(jax.devices())), TypeError, r"use mpi4jax.Mesh\(\(1,\), "),

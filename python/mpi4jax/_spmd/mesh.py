@@ -30,18 +30,22 @@ class Mesh(Uncopied):
     ``comm`` make the first such mesh together, because that creates a communicator for each axis.
     ``with mesh:`` and `jax.set_mesh` make it the default of :func:`mpi4jax.shard_map`.
 
+    A mesh may be smaller than ``comm``, as `jax.make_mesh` may leave devices out: it has the first
+    ranks. On the others, ``coordinates`` is empty, and calls of :func:`mpi4jax.shard_map` over it
+    are skipped and return None in place of each of ``out_specs``.
+
     Args:
-        axis_shapes: number of ranks along each axis; their product is the size of ``comm``. One of
-            them may be -1, which stands for the remaining ranks. By default the dimensions of a
-            Cartesian communicator, or one axis of all ranks.
+        axis_shapes: number of ranks along each axis; their product is at most the size of ``comm``.
+            One of them may be -1, which stands for the remaining ranks. By default the dimensions
+            of a Cartesian communicator, or one axis of all ranks.
         axis_names: a name for each axis, by default ``"i"``.
         axis_types: as in `jax.make_mesh`; all are ``AxisType.Auto``.
         comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Raises:
         TypeError: if an argument has a wrong type, such as an array of devices.
-        ValueError: if shapes and names differ in number, a name occurs twice, or the product of the
-            shapes is not the size of ``comm``.
+        ValueError: if shapes and names differ in number, a name occurs twice, the product of the
+            shapes is more than the size of ``comm``, or -1 stands for no whole number of ranks.
         NotImplementedError: if an axis type is not ``AxisType.Auto``.
 
     Example:
@@ -55,7 +59,7 @@ class Mesh(Uncopied):
     axis_names: tuple[str, ...]
     #: Number of ranks along each axis.
     axis_sizes: tuple[int, ...]
-    #: This rank's position along each axis.
+    #: This rank's position along each axis; empty on a rank that the mesh leaves out.
     coordinates: dict[str, int]
 
     def __new__(
@@ -78,14 +82,18 @@ class Mesh(Uncopied):
         shapes = _shapes(axis_shapes, known, names)
         key = ("Mesh", shapes, names)
         if key not in known.cache:
-            known.cache[key] = object.__new__(cls)._make(known, shapes, names)
+            members = _first(known, math.prod(shapes))
+            known.cache[key] = object.__new__(cls)._make(members, shapes, names)
         return known.cache[key]  # type: ignore[no-any-return]
 
-    def _make(self, known: Comm, shapes: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
-        self.axis_names, self.axis_sizes = names, shapes
+    def _make(self, known: Comm | None, shapes: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
+        self.axis_names, self.axis_sizes, self.coordinates = names, shapes, {}
+        self._abstract = abstract_mesh(shapes, names)
+        if known is None:
+            return self
         at = np.unravel_index(known.rank, shapes)
         self.coordinates = dict(zip(names, map(int, at), strict=True))
-        self._known, self._abstract = known, abstract_mesh(shapes, names)
+        self._known = known
         everything = tuple(name for name in names if self.shape[name] > 1)
         self._comms: dict[tuple[str, ...], Any] = {everything: known.mpi}
         known.of_axes.append(self._comms)
@@ -137,13 +145,19 @@ class Mesh(Uncopied):
             axes: names of axes, in any order.
 
         Raises:
-            ValueError: if the mesh has no such axis, or ``axes`` is empty.
+            ValueError: if the mesh has no such axis, ``axes`` is empty, or the mesh leaves this
+                rank out.
         """
         given = (axes,) if isinstance(axes, str) else tuple(axes)
         if not given or not set(given) <= set(self.axis_names):
             raise ValueError(
                 f"Mesh.comm: argument 'axes' must be axes of the mesh, {self.axis_names}; got "
                 f"{axes!r}"
+            )
+        if not self.coordinates:
+            raise ValueError(
+                f"Mesh.comm: this rank is not in {self!r}, which has the first {self.size} ranks "
+                "of its communicator; use the mesh on these only: if mesh.coordinates: ..."
             )
         # Axes of one rank change nothing.
         names = tuple(name for name in self.axis_names if name in given and self.shape[name] > 1)
@@ -240,6 +254,21 @@ def _collective(known: Comm, words: str) -> Iterator[None]:
         yield
 
 
+def _first(known: Comm, size: int) -> Comm | None:
+    """Return the communicator of the first ranks of one, or None on the others."""
+    if size == known.size:
+        return known
+    key = ("first", size)
+    if key not in known.cache:
+        with _collective(known, f"the creation of a mesh of its first {size} ranks"):
+            comm: Any = known.mpi.Split(0 if known.rank < size else MPI.UNDEFINED, known.rank)
+        known.cache[key] = None
+        if comm != MPI.COMM_NULL:
+            known.of_axes.append({key: comm})
+            known.cache[key] = as_comm("Mesh", comm)
+    return known.cache[key]  # type: ignore[no-any-return]
+
+
 def _set(mesh: Mesh) -> None:
     _current.meshes = [*getattr(_current, "meshes", ()), mesh]
 
@@ -275,7 +304,7 @@ def _shapes(axis_shapes: Any, known: Comm, names: tuple[str, ...]) -> tuple[int,
             "jax.make_mesh, got an array such as jax.sharding.Mesh takes, of devices; use "
             f"mpi4jax.Mesh({np.shape(axis_shapes)}, {names})"
         )
-    shapes = tuple(int(n) for n in axis_shapes)
+    given = shapes = tuple(int(n) for n in axis_shapes)
     if len(shapes) != len(names) or len(set(names)) != len(names):
         raise ValueError(
             f"Mesh: argument 'axis_names' must have a different name for each of the "
@@ -283,9 +312,11 @@ def _shapes(axis_shapes: Any, known: Comm, names: tuple[str, ...]) -> tuple[int,
         )
     if shapes.count(-1) == 1 and (others := -math.prod(shapes)) > 0:
         shapes = tuple(known.size // others if n == -1 else n for n in shapes)
-    if math.prod(shapes) != known.size or min(shapes) < 1:
+    size = math.prod(shapes)
+    if min(shapes) < 1 or size > known.size or (-1 in given and size < known.size):
+        most = "the size" if -1 in given else "at most the size"
         raise ValueError(
-            f"Mesh: argument 'axis_shapes' must multiply to the size of the communicator, "
+            f"Mesh: argument 'axis_shapes' must multiply to {most} of the communicator, "
             f"{known.size}; got {tuple(axis_shapes)}"
         )
     return shapes

@@ -88,7 +88,8 @@ def shard_map(
             replicated values are the same as in `jax.shard_map` without it.
 
     Returns:
-        Callable: takes and returns blocks, under `jit` or not, and any transformation.
+        Callable: takes and returns blocks, under `jit` or not, and any transformation. On a rank
+        that ``mesh`` leaves out, it returns None in place of each of ``out_specs``.
 
     Raises:
         TypeError: if ``mesh`` is not a :class:`mpi4jax.Mesh`.
@@ -132,6 +133,8 @@ def shard_map(
                     f"mpi4jax.shard_map over {mesh} inside of a jax.shard_map over the devices "
                     f"{axes}: {_APART}"
                 )
+            if not mesh.coordinates:  # the mesh leaves this rank out
+                return jax.tree.map(lambda _: None, out_specs, is_leaf=_is_spec)
             return _call(f, mesh, how, args)
         if outer.mesh != mesh:
             raise ValueError(
@@ -258,6 +261,10 @@ def _axes_of_ops(mesh: Mesh, axes: frozenset[str], check_vma: bool) -> manual.Ax
     return manual.Axes(of, axes, frozenset(name for name in axes if mesh.shape[name] == 1))
 
 
+def _is_spec(spec: Any) -> bool:
+    return spec is None or isinstance(spec, PartitionSpec)
+
+
 def _specs_of_leaves(specs: Any, tree: Any) -> list[Any]:
     """Return the spec of each leaf; `P()` of each if the trees do not match, and JAX says where."""
     found: list[Any] = []
@@ -267,7 +274,7 @@ def _specs_of_leaves(specs: Any, tree: Any) -> list[Any]:
 
     specs = tuple(specs) if isinstance(specs, list) and isinstance(tree, tuple) else specs
     try:
-        jax.tree.map(add, specs, tree, is_leaf=lambda s: s is None or isinstance(s, PartitionSpec))
+        jax.tree.map(add, specs, tree, is_leaf=_is_spec)
     except ValueError:
         return [PartitionSpec()] * len(jax.tree.leaves(tree))
     return found

@@ -74,6 +74,8 @@ def of_whole_arrays(
     def mapped(*args: Any) -> Any:
         if manual.is_inside():  # of another shard_map, where arguments are what its function has
             return on_blocks(*args)
+        if mesh is not None and not mesh.coordinates:  # this rank is left out
+            return on_blocks(*args)
         check_whole(mesh, name, args)
         blocks = cut(args)
         with taken():
