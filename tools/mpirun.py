@@ -8,6 +8,7 @@ what is set here is what containers and small machines need.
 
 import argparse
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -133,7 +134,7 @@ def end_jobs_at_sigterm() -> None:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[dict[str, str]]:
-    """A directory of the job's own for the files of Open MPI and of its mpiexec.
+    """Directories of the job's own for the files of Open MPI and of its mpiexec.
 
     A rank that is killed leaves its segment of shared memory, whose name has 16 random bits: a
     later job that draws them, too, ends with SIGSEGV or hangs
@@ -142,11 +143,13 @@ def _folder() -> Iterator[dict[str, str]]:
     "listener thread failed to start" (https://github.com/openpmix/openpmix/issues/4022).
     """
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=shared, ignore_cleanup_errors=True) as folder:
+    new = functools.partial(tempfile.TemporaryDirectory, ignore_cleanup_errors=True)
+    # A rank whose /dev/shm is another one needs the files of mpiexec, too.
+    with new() as of_mpiexec, new(dir=shared) as of_ranks:
         yield {
-            "PRTE_MCA_prte_tmpdir_base": folder,
+            "PRTE_MCA_prte_tmpdir_base": of_mpiexec,
             # By the name of 4.1, which 5 takes as well.
-            **({"OMPI_MCA_btl_vader_backing_directory": folder} if shared else {}),
+            **({"OMPI_MCA_btl_vader_backing_directory": of_ranks} if shared else {}),
         }
 
 
