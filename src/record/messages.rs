@@ -156,11 +156,20 @@ impl Unreceived {
         self.count() > 0 && self.0 == weight(tag).wrapping_mul(self.count() as u64)
     }
 
+    /// Whether each of them has one of two of these tags. With more messages or tags, that would be too likely to be chance.
+    fn have_two_of(self, tags: &[i32]) -> bool {
+        let sums = |count: i64| tags.iter().take(64).map(move |tag| weight(*tag).wrapping_mul(count as u64));
+        let is_sum =
+            |one: i64| sums(one).any(|sum| sums(self.count() - one).any(|it| sum.wrapping_add(it) == self.0));
+        self.count() <= 16 && (1..=self.count() / 2).any(is_sum)
+    }
+
     /// Whether a receive of this tag may match one of them; `None`: of any tag. The sender has used the tags in `used` lately.
     pub fn may_match(self, tag: Option<i32>, used: &[i32]) -> bool {
         let Some(tag) = tag else { return self.count() > 0 };
-        let have_another = || self.count() == 1 || used.iter().any(|&it| it != tag && self.all_have(it));
-        self.count() > 0 && (self.all_have(tag) || !have_another())
+        let others = || used.iter().copied().filter(|it| *it != tag).collect::<Vec<_>>();
+        let have_others = |it: &[i32]| it.iter().any(|tag| self.all_have(*tag)) || self.have_two_of(it);
+        self.count() > 0 && (self.all_have(tag) || self.count() > 1 && !have_others(&others()))
     }
 }
 
@@ -270,7 +279,9 @@ mod tests {
         let several = of(&[4, 4, 4, 4], &[4]);
         assert!(several.may_match(Some(4), &[5]) && !several.may_match(Some(5), &[5, 4]));
         assert!(several.may_match(Some(5), &[5]), "the tag of these messages is not known");
-        assert!(of(&[4, 5], &[]).may_match(Some(6), &[4, 5]), "of several tags");
+        let two = of(&[4, 5, 5, 1], &[1]);
+        assert!(!two.may_match(Some(6), &[1, 4, 5]) && two.may_match(Some(5), &[1, 4, 5]));
+        assert!(of(&[4, 5, 1], &[]).may_match(Some(6), &[1, 4, 5]), "of several tags");
         let foreign = of(&[4], &[4, 4]);
         assert_eq!((foreign.count(), foreign.may_match(None, &[])), (-1, false));
     }

@@ -156,6 +156,15 @@ FAULTS = {
                 {"MPI4JAX_DEADLOCK_AFTER": "3"},
             ),
             (
+                "and another wrong tag",
+                (
+                    "if rank == 0: nt.send(x, 1, tag=4)\n"
+                    "wait(nt.recv(x, 1, tag=3) if rank == 0 else nt.recv(x, 0, tag=2))"
+                ),
+                ("deadlock: rank 0 is in recv from 1, tag 3 .*rank 1, which is in recv from 0",),
+                {"MPI4JAX_DEADLOCK_AFTER": "3"},
+            ),
+            (
                 "before a collective",
                 "else: wait(nt.recv(x, 0, tag=2))\nwait(nt.allreduce(x))",
                 (
