@@ -66,6 +66,7 @@ pub enum Once {
     Refused,
     Terminated,
     Peers,
+    Copies,
 }
 
 const MAGIC: u64 = {

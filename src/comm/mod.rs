@@ -90,6 +90,9 @@ pub struct Comm {
     pub world: Arc<[i32]>,
     /// What its ranks know it by; see [`register`].
     pub id: u64,
+    /// Its place in the order in which communicators are detached when MPI ends, which is the same on all ranks, also if a rank does
+    /// not know the origin of a communicator that another rank knows.
+    order: u64,
     /// A hash of what all members are sure to agree on: the list of members, and whether this is
     /// one of the two communicators that exist only once. It is not unique; `origin` distinguishes
     /// communicators of one class. Names are not included, because they are local to a rank.
@@ -100,11 +103,13 @@ pub struct Comm {
     pub generation: u32,
     /// The collectives that this rank has begun, on the board if there is a place. [`register`] sets it.
     cell: &'static Cell,
+    /// How often this rank had duplicated `MPI_COMM_WORLD` when it registered the communicator.
+    copies: u64,
     /// What ranks of one board know it by; see `words.rs`.
     shared_id: u64,
     message_key: u64,
     /// The next and the previous rank on the same board: the rank in `MPI_COMM_WORLD` plus one.
-    pub neighbors: [AtomicI32; 2],
+    pub near: [AtomicI32; 2],
     words: Entry,
     freed: AtomicBool,
     /// MPI destroys it when nothing that MPI counts uses it any more; see [`CommGuard`].
@@ -151,13 +156,15 @@ impl Comm {
             size,
             world,
             id: 0,
+            order: 0,
             class: 0,
             origin: origin::UNKNOWN,
             generation: 1,
             cell: &UNREGISTERED,
+            copies: 0,
             shared_id: 0,
             message_key: 0,
-            neighbors: Default::default(),
+            near: Default::default(),
             words: Entry::default(),
             freed: AtomicBool::new(false),
             is_counted: false,
@@ -226,6 +233,7 @@ impl Comm {
     /// With an id from what its ranks agree on without asking.
     fn named(mut self, name: &str) -> Self {
         (self.id, self.class) = (hash((name, &self.world)), hash(&self.world));
+        self.order = self.id;
         self
     }
 

@@ -32,6 +32,7 @@ fn registry() -> MutexGuard<'static, Registry> {
 impl Registry {
     fn remove(&mut self, key: &str) -> Option<Arc<Comm>> {
         let comm = self.live.remove(key)?;
+        comm.look_back();
         comm.freed.store(true, Ordering::Relaxed);
         comm.cell().set(FREED);
         if self.past.len() == PAST {
@@ -46,7 +47,8 @@ impl Registry {
 /// counts as freed. Local: ranks register when they first use a communicator, and some never do.
 ///
 /// Its id can therefore not be agreed on. It is computed from what is equal on all of its ranks: its name, its members, and how
-/// many others of the same name and members there are.
+/// many others of the same name and members there are. A communicator of unknown origin is counted among those of unknown origin:
+/// ranks do not confuse it with a duplicate whose origin is known.
 pub fn register(mut comm: Comm) -> Arc<Comm> {
     let _ = finalize::at_finalize(end);
     let mut registry = registry();
@@ -57,6 +59,12 @@ pub fn register(mut comm: Comm) -> Arc<Comm> {
         Some(_) => registry.remove(&comm.key),
         None => None,
     };
+    while registry.live.values().any(|other| other.order == comm.order) {
+        comm.order = hash(comm.order);
+    }
+    if comm.origin == UNKNOWN {
+        comm.id = !comm.id;
+    }
     let mut alike = Vec::new();
     while let Some(other) = registry.live.values().find(|other| other.id == comm.id) {
         alike.push(other.cell());
@@ -65,6 +73,7 @@ pub fn register(mut comm: Comm) -> Arc<Comm> {
     let earlier =
         registry.past.iter().filter(|(_, id, _)| *id == comm.id).map(|(_, _, generation)| *generation);
     comm.generation = earlier.max().map_or(1, |last| last + 1);
+    comm.copies = own().copies.load(Ordering::Relaxed);
     let id = comm.comm_id();
     (comm.shared_id, comm.message_key) = (comm.find_shared_id(), id.key());
     let claimed = own().claim(comm.shared_id, [id.class, id.origin, id.name]);
@@ -109,7 +118,8 @@ pub fn free(key: &str) {
 /// At the beginning of `MPI_Finalize`: in the same order on all ranks.
 fn end() {
     let mut all = live();
-    all.sort_by_key(|comm| comm.id);
+    all.sort_by_key(|comm| comm.order);
+    all.iter().for_each(|comm| comm.look_back());
     all.iter().for_each(|comm| comm.detach());
 }
 
@@ -285,5 +295,29 @@ mod tests {
         assert_ne!(a, b);
         ["ids-a", "ids-b"].into_iter().for_each(free);
         assert_eq!(["ids-c", "ids-d"].map(|key| make(key).id), [a, b], "keys do not matter");
+    }
+
+    #[test]
+    fn duplicates_of_known_origin_are_not_confused_with_a_communicator_of_unknown_origin() {
+        let make = |key, origin| register(Comm { origin, ..Comm::new(key, 0, 2) }.named("beside"));
+        let is_mixed = |comm: &Comm| comm.cell().has(MIXED);
+        let (first, freed) = (make("beside-a", 7), make("beside-b", 8));
+        free("beside-b");
+        let unknown = make("beside-c", UNKNOWN);
+        assert!([&first, &freed, &unknown].iter().all(|comm| !is_mixed(comm)));
+        let of_name = hash(("beside", &unknown.world));
+        assert_eq!(
+            (unknown.id, unknown.generation),
+            (!of_name, 1),
+            "as on a rank that has used no duplicate"
+        );
+        let second = make("beside-d", UNKNOWN);
+        assert!(is_mixed(&unknown) && is_mixed(&second) && !is_mixed(&first));
+        let all = [&first, &unknown, &second];
+        assert!(
+            all.iter()
+                .enumerate()
+                .all(|(i, one)| { all[..i].iter().all(|it| it.id != one.id && it.order != one.order) })
+        );
     }
 }

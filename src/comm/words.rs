@@ -1,14 +1,16 @@
 //! What other ranks read of a communicator on the board.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use serde::{Deserialize, Serialize};
 
 use super::Comm;
 use super::origin::{ONLY_ONE, UNKNOWN};
-use crate::board::Cell;
-use crate::board::Slot;
 use crate::board::ranks::Ranks;
 use crate::board::slot::hash;
 use crate::board::words::printable;
+use crate::board::{Cell, Once, Slot, board, own};
+use crate::output::print;
 
 /// What all ranks of a communicator can compute alike without messages: its class (see `comm::register`), and its origin, which
 /// distinguishes communicators with the same members.
@@ -33,7 +35,6 @@ impl CommId {
     }
 
     pub fn of_cell(cell: &Cell) -> Self {
-        use std::sync::atomic::Ordering::Relaxed;
         Self {
             class: cell.class.load(Relaxed),
             origin: cell.origin.load(Relaxed),
@@ -103,6 +104,49 @@ impl Comm {
     /// Whether it is one of the two that there is only one of.
     pub fn has_one_origin(&self) -> bool {
         self.origin == ONLY_ONE
+    }
+
+    /// How many different neighbors a rank has: in a communicator of two ranks, both are the same rank.
+    #[inline]
+    pub fn neighbors(&self) -> usize {
+        self.size.min(3) as usize - 1
+    }
+
+    /// The cell of another rank, if it has used the communicator. `None` if the two ranks may have counted different duplicates of
+    /// `MPI_COMM_WORLD`.
+    #[inline]
+    pub fn cell_of(&self, rank: i32) -> Option<&'static Cell> {
+        let (slot, ours) = (board().slot(rank)?, own().copies.load(Relaxed));
+        let its = slot.copies.load(Relaxed);
+        if self.has_one_origin() || its == ours {
+            slot.cell(self.shared_id())
+        } else {
+            self.is_unsure(rank, its)
+        }
+    }
+
+    /// One of the ranks is duplicating `MPI_COMM_WORLD`, or they began to count at different points of the program. What cannot be
+    /// compared now is compared as soon as both have counted the same.
+    #[cold]
+    fn is_unsure(&self, rank: i32, its: u64) -> Option<&'static Cell> {
+        self.cell().unchecked.fetch_or((1 << self.neighbors()) - 1, Relaxed);
+        // No rank leaves a duplication before all ranks have entered it.
+        if its < self.copies && board().is_first_to(Once::Copies) {
+            print(&format!(
+                "r{} | mpi4jax: rank {rank} imported mpi4jax after MPI_COMM_WORLD was duplicated, and this rank before: their collectives \
+                 are compared only on MPI_COMM_WORLD and on the default communicator (import mpi4jax at the same point of the program \
+                 on all ranks)\n",
+                board().rank
+            ));
+        }
+        None
+    }
+
+    /// The communicator is not used any more: says what was not compared, also if the other rank came after this one's last collective.
+    pub(super) fn look_back(&self) {
+        for step in [1, self.size - 1].into_iter().filter(|_| self.cell().number.load(Relaxed) > 0) {
+            let _ = self.world_rank((self.rank + step) % self.size).and_then(|rank| self.cell_of(rank));
+        }
     }
 
     #[inline]

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use super::between::Between;
 use super::{end, read, settings};
 use crate::board::cell::{DOUBT, MIXED, Print, THREADS};
-use crate::board::{Cell, Once, Slot, board, mix, own};
+use crate::board::{Cell, Once, board, mix};
 use crate::call::{Call, Phase, Site};
 use crate::comm::{self, Comm, CommId};
 use crate::error::{Cause, Error};
@@ -125,18 +125,12 @@ fn are_alike(one: &Print, other: &Print) -> bool {
 /// The next or the previous rank on the same board, and its cell of a communicator, if it has used the communicator.
 #[inline]
 fn neighbor(comm: &Comm, which: usize, number: u64) -> Option<(i32, &'static Cell)> {
-    let known = comm.neighbors[which].load(Ordering::Relaxed) - 1;
+    let known = comm.near[which].load(Ordering::Relaxed) - 1;
     // A rank may come later: it is looked for at some of the calls.
     let is_looked_for = || number.is_power_of_two() || number % 64 == 0;
     let rank =
         if known >= 0 { known } else { is_looked_for().then(|| find_neighbor(comm, which, number))?? };
-    Some((rank, cell_of(comm, rank)?))
-}
-
-/// How many different neighbors a rank has: in a communicator of two ranks, both are the same rank.
-#[inline]
-fn neighbors(comm: &Comm) -> usize {
-    comm.size.min(3) as usize - 1
+    Some((rank, comm.cell_of(rank)?))
 }
 
 #[cold]
@@ -144,20 +138,11 @@ fn find_neighbor(comm: &Comm, which: usize, number: u64) -> Option<i32> {
     let step = |distance| if which == 0 { comm.rank + distance } else { comm.rank - distance + comm.size };
     let mut around = (1..comm.size).filter_map(|distance| comm.world_rank(step(distance) % comm.size));
     let rank = around.find(|&rank| board().slot(rank).is_some())?;
-    comm.neighbors[which].store(rank + 1, Ordering::Relaxed);
+    comm.near[which].store(rank + 1, Ordering::Relaxed);
     if number > 1 {
         comm.cell().unchecked.fetch_or(1 << which, Ordering::Relaxed);
     }
     Some(rank)
-}
-
-/// The cell of a communicator of another rank. `None` if the two ranks may have counted different duplicates of `MPI_COMM_WORLD`.
-#[inline]
-fn cell_of(comm: &Comm, rank: i32) -> Option<&'static Cell> {
-    let slot = board().slot(rank)?;
-    let copies = |slot: &Slot| slot.copies.load(Ordering::Relaxed);
-    let is_sure = comm.has_one_origin() || copies(slot) == copies(own());
-    if is_sure { slot.cell(comm.shared_id()) } else { None }
 }
 
 /// A collective is about to run, and has been noted.
@@ -169,7 +154,7 @@ pub fn before(call: &Call, running: &Running) -> Result<(), Error> {
         return Ok(());
     }
     let Some(ours) = own.print(number) else { return Ok(()) };
-    for which in 0..neighbors(comm) {
+    for which in 0..comm.neighbors() {
         if let Some((rank, cell)) = neighbor(comm, which, number)
             && !check_print(call, running, &ours, (rank, cell))?
         {
@@ -186,7 +171,7 @@ pub fn before(call: &Call, running: &Running) -> Result<(), Error> {
 fn check_past(call: &Call, running: &Running) -> Result<(), Error> {
     let (comm, number) = (&*call.site.comm, running.sequence());
     let own = comm.cell();
-    for which in 0..neighbors(comm) {
+    for which in 0..comm.neighbors() {
         let neighbor = neighbor(comm, which, number);
         let Some((rank, cell)) = neighbor.filter(|_| own.unchecked.load(Ordering::Relaxed) & 1 << which != 0)
         else {
@@ -241,7 +226,7 @@ pub fn after(call: &Call, running: &Running) -> Result<(), Error> {
     }
     let (comm, number) = (&*site.comm, running.sequence());
     let ours = comm.cell().print(number).filter(|_| !comm.cell().has(THREADS | MIXED));
-    let root = comm.world_rank(site.root).and_then(|root| Some((root, cell_of(comm, root)?)));
+    let root = comm.world_rank(site.root).and_then(|root| Some((root, comm.cell_of(root)?)));
     match (ours, root) {
         (Some(ours), Some(root)) => check_print(call, running, &ours, root).map(|_| ()),
         _ => Ok(()),
@@ -346,9 +331,7 @@ fn is_certain(call: &Call, running: &Running, rank: i32) -> bool {
 /// Whether all members are on this host, and each is in a collective on the communicator.
 fn are_all_in(comm: &Comm) -> bool {
     let is_in = |cell: &Cell| cell.running.load(Ordering::Acquire) > 0;
-    comm.world
-        .iter()
-        .all(|&rank| board().slot(rank).and_then(|slot| slot.cell(comm.shared_id())).is_some_and(is_in))
+    comm.world.iter().all(|&rank| comm.cell_of(rank).is_some_and(is_in))
 }
 
 /// The record of another rank's collective of this number.

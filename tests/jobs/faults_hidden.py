@@ -1,6 +1,6 @@
 """Faults: ranks that do different things, where a comparison might have looked away."""
 
-from faults import Fault
+from faults import PRELUDE, Fault
 from faults_different import AFTERWARDS, LATE, MAYBE
 
 INT = r"rank 1: allreduce #\d+ .*int32"
@@ -12,6 +12,13 @@ USES = (
     "nt.ghosts.Plan([rank], [1 - rank])\n"
     "nt.checkpoints.save('checkpoint', x)\n"
     "nt.fft.fftn(jnp.ones((4 // size, 4)), nt.Layout((4, 4), {0: size}))\n"
+)
+IMPORTS = (
+    "comm, rank, size, x = MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, jnp.ones(3)\n"
+    "def wait(y): return jax.block_until_ready(y)\n"
+    "if rank == 1: d = comm.Dup()\n"
+    "import mpi4jax; from mpi4jax import notoken as nt\n"
+    "if rank == 0: d = comm.Dup()\n"
 )
 
 FAULTS = {
@@ -103,6 +110,46 @@ FAULTS = {
                 r"widths 1\+1 along axes -2, added to the cells that they are copies of",
             ),
         ]
+    },
+    # Both ranks know the origin of the duplicates, so they cannot confuse them with the grid.
+    "another dtype on a grid beside duplicates": Fault(
+        "a, b = comm.Dup(), comm.Dup()\nfor c in (a, b): wait(nt.allreduce(x, comm=c))\n"
+        "b.Free(); c = comm.Create_cart([size])\n"
+        "print('WRONG', wait(nt.allreduce(jnp.arange(3) if rank else x, comm=c)))",
+        (AFTERWARDS, INT, FLOAT),
+        env=LATE,
+        status=1,
+        silent=("WRONG",),
+    ),
+    # The root waits in the duplication, which has a number of its own.
+    "another dtype of a bcast whose root duplicates MPI_COMM_WORLD": Fault(
+        "c = comm.Dup(); wait(nt.allreduce(x, comm=c))\n"
+        "if rank: time.sleep(2)\n"
+        "wait(nt.bcast(jnp.arange(3) if rank else x, 0, comm=c)); d = comm.Dup()\n"
+        "wait(nt.allreduce(x, comm=c)); print('the end', rank)",
+        (
+            MAYBE,
+            r"rank 0: bcast #2 .*float32",
+            r"rank 1: bcast #2 .*int32",
+            "the end 0",
+            "the end 1",
+        ),
+        env=LATE,
+        status=0,
+    ),
+    **{
+        f"another dtype on {words}, after imports beside a duplication": Fault(
+            f"c = {of}\n"
+            "wait(nt.allreduce(jnp.arange(3) if rank else x, comm=c)); print('the end', rank)",
+            (
+                r"r0 \| mpi4jax: rank 1 imported mpi4jax after .* compared only on MPI_COMM_WORLD",
+                "the end 0",
+                "the end 1",
+            ),
+            status=0,
+            prelude=PRELUDE.partition("import mpi4jax\n")[0] + IMPORTS,
+        )
+        for words, of in [("the duplicate", "d"), ("a grid", "comm.Create_cart([size])")]
     },
     "a transform along another axis": Fault(
         "layout = nt.Layout((4, 4, 4), {0: size})\n"
