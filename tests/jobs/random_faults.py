@@ -3,7 +3,7 @@
 import c_threads
 import random_mismatches
 import random_outside
-from random_mismatches import COMPARED, MISMATCHES
+from random_mismatches import MISMATCHES
 
 # What the output says of each fault, which is on `{rank}`, in `{line}`. Where ranks have done parts
 # of collectives through mpi4py, the output says that a rank has ended, which proves nothing.
@@ -62,9 +62,6 @@ class Faults:
         # All ranks use the default communicator.
         if name == "differs behind a root that is far ahead" and len(self.alive) < self.job.size:
             name = "differs on the last of 40 communicators"
-        # If ranks have counted different duplicates, other communicators are not compared.
-        if name in COMPARED and not self.job.is_counted:
-            name = "takes another tag"
         others = [other for other in comm.ranks if other != r]
         self.finish(lambda one: one.rank == r)
         if name in MISMATCHES:

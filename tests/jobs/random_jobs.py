@@ -83,6 +83,8 @@ class Comm:
 
     name: str
     ranks: list[int]
+    # `COMM_WORLD`, a duplicate of it, or a duplicate of such a duplicate: no rank confuses it.
+    is_known: bool = False
 
 
 @dataclass
@@ -94,7 +96,7 @@ class Job:
         fault: its name, rank and line, for a faulty one.
         is_mixed: whether some ranks do their part of a collective through mpi4py.
         tells_apart: whether it is known which communicator of a rank is which of another.
-        is_counted: whether all ranks have counted the same duplicates of communicators.
+        is_late: whether some ranks import mpi4jax later than others.
         unfinished: how many operations are not waited for when their communicator is freed.
         setting: how the setting that one rank alone has is reported.
         mute: the rank whose standard error nobody reads.
@@ -107,7 +109,7 @@ class Job:
     fault: tuple[str, int, int] | None = None
     is_mixed: bool = False
     tells_apart: bool = True
-    is_counted: bool = True
+    is_late: bool = False
     unfinished: int = 0
     setting: str = ""
     mute: list[int] = field(default_factory=list)
@@ -129,6 +131,9 @@ class Job:
         is_unsure["takes communicators in another order"] = freed or not self.tells_apart
         if is_unsure.get(name):
             text = "deadlock|has not completed"
+        # Collectives of ranks that have not counted the same duplicates are not compared.
+        if self.is_late and name in random_mismatches.MISMATCHES:
+            text += f"|{random_mismatches.NOT_COMPARED}|deadlock|r{{rank}}.*an uncaught exception"
         return text.format(rank=rank, line=line, value=self.setting)
 
     def source(self) -> str:
@@ -158,14 +163,17 @@ class Maker(
         self.random, self.fault, self.two_hosts = random.Random(seed), fault, two_hosts
         self.job = Job(seed, self.random.choice([2, 3, 3, 4, 5] if seed % 3 else [2, 3]))
         everybody = list(range(self.job.size))
-        self.alive, self.comms, self.count = everybody, [Comm("world", everybody)], 0
+        self.alive, self.comms, self.count = everybody, [Comm("world", everybody, True)], 0
         self.under_way: list[random_started.Started] = []
+        # The ranks of communicators that ranks may confuse, if two have the same ranks and name.
+        self.unknown: list[list[int]] = []
         self.late = [r for r in everybody if self.random.random() < 0.15]
         # Who has another setting than the others, which all of them can know.
         differs = fault and not two_hosts and seed % 12 == 1
         self.other = self.random.choice(everybody) if differs else None
         if self.other is not None or (two_hosts and (fault or self.random.random() < 0.7)):
             self.late = []
+        self.job.is_late = bool(self.late)
         # Those that never do take part in what mpi4py alone can do.
         self.never = [r for r in self.late if not fault and self.random.random() < 0.4]
         self.imports([r for r in everybody if r not in self.late])
@@ -300,6 +308,7 @@ class Maker(
         self.job.add(
             comm.ranks, f"mpi4jax.flush(); a{k}, b{k} = {comm.name}.Dup(), {comm.name}.Dup()"
         )
+        self.unknown += [comm.ranks] * (not comm.is_known)
         slow = self.random.choice(comm.ranks)
         for r in comm.ranks:
             seconds = self.random.choice([0, 0.3, 2]) if r == slow else 0
@@ -320,6 +329,7 @@ class Maker(
         comm, k, periodic = self.random.choice(usable), self.number(), self.random.random() < 0.5
         n = len(comm.ranks)
         self.job.add(comm.ranks, f"g{k} = {comm.name}.Create_cart([{n}], [{periodic}])")
+        self.unknown.append(comm.ranks)
         # All ranks start it, or none: MPI matches no blocking collective with a nonblocking one.
         is_started = self.random.random() < 0.5
         for i, r in enumerate(comm.ranks):
@@ -387,12 +397,12 @@ class Maker(
         if self.random.random() < 0.5:
             self.job.add(comm.ranks, f"{name} = {comm.name}.Dup()")
             self.job.tells_apart &= not self.late
-            self.job.is_counted &= not self.late
-            made = [Comm(name, comm.ranks)]
+            made = [Comm(name, comm.ranks, comm.is_known)]
         else:
             at = f"{comm.name}.rank"
             self.job.add(comm.ranks, f"{name} = {comm.name}.Split({at} % 2, {at})")
             made = [Comm(name, part) for part in (comm.ranks[::2], comm.ranks[1::2]) if part]
+        self.unknown += [one.ranks for one in made if not one.is_known]
         naming = self.random.choice(["none", "same", "own"])
         if naming == "same":
             self.job.add(comm.ranks, f"{name}.Set_name('same')")

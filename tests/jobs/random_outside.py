@@ -103,7 +103,7 @@ class Outside:
         ranks = [comm.ranks[i] for i in some]
         self.job.add(ranks if "among" in kind else comm.ranks, f"{name} = {kind.format(comm.name)}")
         self.job.tells_apart = False
-        self.job.is_counted &= not self.late
+        self.unknown.append(ranks)
         self.comms.append(type(comm)(name, ranks))
 
     def kinds(self, comm):
