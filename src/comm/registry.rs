@@ -47,8 +47,8 @@ impl Registry {
 /// counts as freed. Local: ranks register when they first use a communicator, and some never do.
 ///
 /// Its id can therefore not be agreed on. It is computed from what is equal on all of its ranks: its name, its members, and how
-/// many others of the same name and members there are. A communicator of unknown origin is counted among those of unknown origin:
-/// ranks do not confuse it with a duplicate whose origin is known.
+/// many others of the same name and members there are. A communicator of unknown origin is counted among others of unknown
+/// origin: ranks do not confuse it with a duplicate whose origin is known.
 pub fn register(mut comm: Comm) -> Arc<Comm> {
     let _ = finalize::at_finalize(end);
     let mut registry = registry();
