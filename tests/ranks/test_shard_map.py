@@ -215,7 +215,9 @@ def test_arguments():
         mpi4jax.shard_map(lambda x: x, mesh=jax.sharding.AbstractMesh((N,), ("i",)), **how)
     with pytest.raises(TypeError, match="argument 'f' must be a function, got int"):
         mpi4jax.shard_map(3, mesh=mpi4jax.Mesh(comm=COMM), **how)
-    with pytest.raises(ValueError, match=f"multiply to at most the size of the communicator, {N}; got"):
+    with pytest.raises(
+        ValueError, match=f"multiply to at most the size of the communicator, {N}; got"
+    ):
         mpi4jax.Mesh((N + 1,), comm=COMM)
     with pytest.raises(ValueError, match="a different name for each of the 2 axes"):
         mpi4jax.Mesh((N, 1), ("a", "a"), comm=COMM)
