@@ -34,7 +34,7 @@ class OfWholeArrays:
         if self._is_done:
             return self._function(*args, **kwargs)
         mesh, self._is_done = self._mesh(), not compares_before()
-        if mesh is None or manual.is_inside():
+        if mesh is None or not mesh.coordinates or manual.is_inside():
             return self._function(*args, **kwargs)
         # A static argument may be anything.
         arrays = jax.tree.map(lambda x: x if hasattr(x, "dtype") else None, (*args, kwargs))
