@@ -320,3 +320,90 @@ impl Parts {
 fn find(parts: &[Part], rank: usize) -> Option<&Part> {
     parts.binary_search_by_key(&rank, |part| part.rank).ok().map(|at| &parts[at])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::Dtype;
+
+    fn part(rank: usize, start: usize, count: usize) -> Part {
+        Part { rank, start, count }
+    }
+
+    fn of(send: &[Part], recv: &[Part]) -> Parts {
+        Parts::of(1, 3, send, recv)
+    }
+
+    /// Of rank 1 of 3.
+    fn made(sends: Vec<Part>, whole: Option<usize>) -> Result<Parts, Cause> {
+        Parts::new(1, 3, &PartsFields { sends, receives: Vec::new(), whole })
+    }
+
+    fn buffer(data: &mut [u8]) -> Buffer {
+        // SAFETY: only its length is read.
+        unsafe { Buffer::new(data.as_mut_ptr(), Dtype::Uint8, data.len()) }
+    }
+
+    #[test]
+    fn parts_are_of_different_ranks_in_order_and_within_the_array() {
+        assert!(made(vec![part(0, 0, 2), part(2, 2, 3)], Some(5)).is_ok());
+        assert!(made(vec![part(3, 0, 1)], None).is_err(), "there is no rank 3");
+        assert!(made(vec![part(2, 0, 1), part(0, 1, 1)], None).is_err(), "out of order");
+        assert!(made(vec![part(0, 0, 1), part(0, 1, 1)], None).is_err(), "twice");
+        assert!(made(vec![part(0, 4, 2)], Some(5)).is_err(), "beyond the array");
+        assert!(made(vec![part(0, usize::MAX, 2)], None).is_err(), "no such number");
+    }
+
+    #[test]
+    fn counts_and_starts_are_mpis_up_to_a_limit() {
+        let parts = made(Vec::new(), Some(5)).expect("parts");
+        assert_eq!([4, 5].map(|limit| parts.fits(limit)), [false, true]);
+        assert!(!made(Vec::new(), None).expect("parts").fits(usize::MAX), "of unknown length");
+        let parts = of(&[], &[part(0, 0, 2), part(2, 2, 3)]);
+        let ints = parts.received_ints(5).expect("counts");
+        assert_eq!((&*ints.counts, &*ints.starts), (&[2, 0, 3][..], &[0, 0, 2][..]));
+        assert!(parts.received_ints(4).is_none());
+        assert!(of(&[], &[part(0, 1, 2)]).received_ints(9).is_none(), "there is a gap before");
+    }
+
+    #[test]
+    fn one_part_for_all_ranks_is_recognized() {
+        let mut data = [0; 4];
+        let all =
+            |parts: &[Part], data: &mut [u8]| of(parts, &[]).for_all(&buffer(data)).map(|it| it.count());
+        let same: Vec<_> = (0..3).map(|rank| part(rank, 1, 2)).collect();
+        assert_eq!(all(&same, &mut data), Some(2));
+        assert_eq!(all(&same[..2], &mut data), None);
+        assert_eq!(all(&[same[0], same[1], part(2, 0, 2)], &mut data), None);
+        assert_eq!(all(&[], &mut data), Some(0));
+    }
+
+    #[test]
+    fn buffers_have_their_parts_and_a_rank_takes_what_it_gives_itself() {
+        let (mut from, mut to) = ([0; 4], [0; 3]);
+        let check = |send: &[Part], recv: &[Part], from: &mut [u8], to: &mut [u8]| {
+            of(send, recv).check(Some(buffer(from)), Some(buffer(to)))
+        };
+        let (sends, receives) = ([part(0, 0, 2), part(1, 2, 2)], [part(1, 1, 2)]);
+        assert!(check(&sends, &receives, &mut from, &mut to).is_ok());
+        let short = check(&sends, &receives, &mut from[..3], &mut to);
+        assert!(matches!(short, Err(Cause::TooFew { operand: "operand", expected: 4, count: 3 })));
+        let short = check(&sends, &receives, &mut from, &mut to[..2]);
+        assert!(matches!(short, Err(Cause::TooFew { operand: "result", expected: 3, count: 2 })));
+        let differs = check(&sends[..1], &receives, &mut from, &mut to);
+        assert!(matches!(differs, Err(Cause::Parts { source_rank: 1, received: 0, expected: 2 })));
+        assert!(of(&[], &[part(0, 0, 1), part(2, 1, 2)]).covers(Some(&buffer(&mut to))));
+        assert!(!of(&[], &[part(0, 0, 1), part(2, 1, 1)]).covers(Some(&buffer(&mut to))), "the last is left");
+        assert!(!of(&[], &[part(0, 1, 2)]).covers(Some(&buffer(&mut to))), "the first is left");
+    }
+
+    #[test]
+    fn messages_begin_with_the_next_rank_and_end_with_this_one() {
+        let mut data = [0; 3];
+        let parts: Vec<_> = (0..3).map(|rank| part(rank, rank, 1)).collect();
+        let send = Some(buffer(&mut data));
+        let order = of(&parts, &[]).sends(send).map(|(rank, _)| rank).collect::<Vec<_>>();
+        assert_eq!(order, [2, 0, 1]);
+        assert_eq!(of(&parts, &[]).sends(None).count(), 0);
+    }
+}

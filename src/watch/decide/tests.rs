@@ -71,6 +71,7 @@ fn a_job_that_is_stuck_is_named_after_10_s_and_ended_later() {
     let done = actions(&settings(300.0), 400, stuck);
     let (at, Action::Stuck(key, Why::Stuck(_), left)) = &done[0] else { panic!("{done:?}") };
     assert_eq!((*at, *key, *left), (11, (0, WaitId::Operation(1)), 290.0));
+    assert_eq!(done.iter().filter(|(_, action)| matches!(action, Action::Stuck(..))).count(), 1);
     assert_eq!(ends(&done), [301]);
     let done = actions(&settings(f64::INFINITY), 400, stuck);
     assert!(matches!(done[0], (11, Action::Stuck(_, _, f64::INFINITY))) && ends(&done).is_empty());
