@@ -116,12 +116,12 @@ impl Comm {
     /// `MPI_COMM_WORLD`.
     #[inline]
     pub fn cell_of(&self, rank: i32) -> Option<&'static Cell> {
-        let (slot, ours) = (board().slot(rank)?, own().copies.load(Relaxed));
-        let its = slot.copies.load(Relaxed);
-        if self.has_one_origin() || its == ours {
-            slot.cell(self.shared_id())
-        } else {
-            self.is_unsure(rank, its)
+        let slot = board().slot(rank)?;
+        // The numbers of duplicates are read only where they matter: each call pays for it.
+        let its = if self.has_one_origin() { None } else { Some(slot.copies.load(Relaxed)) };
+        match its {
+            Some(its) if its != own().copies.load(Relaxed) => self.is_unsure(rank, its),
+            _ => slot.cell(self.shared_id()),
         }
     }
 

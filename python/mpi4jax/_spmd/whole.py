@@ -72,9 +72,9 @@ def of_whole_arrays(
     """
 
     def mapped(*args: Any) -> Any:
-        if manual.is_inside():  # of another shard_map, where arguments are what its function has
-            return on_blocks(*args)
-        if mesh is not None and not mesh.coordinates:  # this rank is left out
+        # Inside of another shard_map, arguments are what its function has.
+        is_left_out = mesh is not None and not mesh.coordinates
+        if manual.is_inside() or is_left_out:
             return on_blocks(*args)
         check_whole(mesh, name, args)
         blocks = cut(args)
