@@ -53,13 +53,13 @@ class Job:
             assert time.monotonic() < deadline, self.text()
             time.sleep(0.1)
 
-    def wait_for_text(self, pattern, times=1):
+    def wait_for_text(self, pattern, times=1, seconds=60):
         def is_there():
             found = len(re.findall(pattern, self.text())) >= times
             assert found or self.process.poll() is None, self.text()
             return found
 
-        self.wait_for(is_there)
+        self.wait_for(is_there, seconds)
 
     def ranks(self, host):
         """The processes of the ranks of a host."""
@@ -99,7 +99,8 @@ def started(tmp_path, count, settings="", **how):
         )  # fmt: skip
         job = Job(process, hosts, log, over)
         try:
-            job.wait_for_text("started", ranks)
+            # Each rank imports JAX and compiles for itself, on two cores that others use too.
+            job.wait_for_text("started", ranks, seconds=30 * ranks)
             yield job
         finally:
             # Open MPI's mpiexec may wait forever for a host that it cannot reach.
@@ -168,6 +169,7 @@ def lost(tmp_path, count):
 CASES = [(without_board, 2), (healthy, 4), (frozen, 2), (lost, 2)]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "mode, count",
     [
