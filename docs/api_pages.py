@@ -132,10 +132,11 @@ PAGES: dict[str, Page] = {
                 [
                     "sharding.make_mesh", "sharding.NamedSharding", "sharding.cut", "sharding.join",
                     "sharding.make_array_from_callback", "sharding.device_put",
-                    "sharding.with_sharding_constraint", "sharding.jit", "sharding.shard_map",
+                    "sharding.with_sharding_constraint", "sharding.jit",
+                    "sharding.global_shard_map",
                 ],
-                "`mpi4jax.sharding` is loaded when it is used. `shard_map` of this module takes "
-                "and returns global arrays.",
+                "`mpi4jax.sharding` is loaded when it is used. `global_shard_map` takes global "
+                "arrays, and `mpi4jax.shard_map` takes blocks.",
             ),
         ],
     ),

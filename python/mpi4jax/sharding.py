@@ -2,15 +2,16 @@
 
 One :class:`NamedSharding` is what checkpoints, :func:`mpi4jax.redistribute`, :mod:`mpi4jax.fft`,
 :func:`mpi4jax.notoken.scatter_blocks` and :func:`mpi4jax.notoken.gather_blocks` take.
-:func:`shard_map` of this module is called with global arrays, like JAX's: programs for devices run
-if they import these names instead of JAX's. There, a global array is one that each rank has whole.
+:func:`global_shard_map` is called with global arrays, like `jax.shard_map`, whereas
+:func:`mpi4jax.shard_map` is called with blocks. Programs for devices run if they import the names
+of this module instead of JAX's. Here, a global array is one that each rank has whole.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from ._numerics.arrays import T, as_array
 from ._numerics.base import OfWholeArrays, current, of_whole_arrays
 from ._numerics.named_sharding import NamedSharding, as_sharding, is_sharding
 from ._spmd.mesh import Mesh
-from ._spmd.shard_map import shard_map as _of_blocks
+from ._spmd.shard_map import shard_map as _shard_map
 
 __all__ = [
     "Mesh",
@@ -29,11 +30,11 @@ __all__ = [
     "PartitionSpec",
     "cut",
     "device_put",
+    "global_shard_map",
     "jit",
     "join",
     "make_array_from_callback",
     "make_mesh",
-    "shard_map",
     "with_sharding_constraint",
 ]
 
@@ -41,6 +42,17 @@ Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
 make_mesh = Mesh
+
+if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name
+
+    def __getattr__(name):
+        words = f"module {__name__!r} has no attribute {name!r}"
+        if name == "shard_map":
+            words += (
+                "; use mpi4jax.shard_map, which takes this rank's blocks, or "
+                "mpi4jax.sharding.global_shard_map, which takes global arrays"
+            )
+        raise AttributeError(words, name=name)
 
 
 def _parts(
@@ -233,7 +245,7 @@ def device_put(x: T, device: Any = None) -> T:
     """Return ``x`` unchanged.
 
     In JAX, ``device_put`` distributes global arrays. Here every rank keeps them whole, and
-    :func:`shard_map` of this module takes each rank's blocks when it is called.
+    :func:`global_shard_map` takes each rank's blocks when it is called.
 
     Args:
         x: a pytree of arrays, the same on all ranks.
@@ -274,10 +286,11 @@ def jit(
 
     Args:
         fun, how: as for `jax.jit`; without a function, a decorator is returned.
-        in_shardings, out_shardings: only :func:`shard_map` distributes work over ranks, and each
-            rank has the global arrays whole. If a sharding is given, the ranks of its mesh compare
-            the arguments. Arguments that differ, such as blocks, give a warning when the function
-            is first called, and an error with `MPI4JAX_CHECK=1`.
+        in_shardings, out_shardings: only :func:`global_shard_map` and :func:`mpi4jax.shard_map`
+            distribute work over ranks, and each rank has the global arrays whole. If a sharding is
+            given, the ranks of its mesh compare the arguments. Arguments that differ, such as
+            blocks, give a warning when the function is first called, and an error with
+            `MPI4JAX_CHECK=1`.
     """
     if fun is None:
         return functools.partial(jit, in_shardings=in_shardings, out_shardings=out_shardings, **how)
@@ -290,7 +303,7 @@ def jit(
 
 
 @overload
-def shard_map(
+def global_shard_map(
     f: Callable[Args, Result],
     /,
     *positional: Any,
@@ -302,7 +315,7 @@ def shard_map(
 
 
 @overload
-def shard_map(
+def global_shard_map(
     f: None = None,
     /,
     *,
@@ -313,7 +326,7 @@ def shard_map(
 ) -> Callable[[Callable[Args, Result]], Callable[Args, Result]]: ...
 
 
-def shard_map(
+def global_shard_map(
     f: Callable[..., Any] | None = None,
     /,
     *positional: Any,
@@ -340,32 +353,32 @@ def shard_map(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from mpi4jax.sharding import PartitionSpec as P, make_mesh, shard_map
+        >>> from mpi4jax.sharding import PartitionSpec as P, global_shard_map, make_mesh
         >>> mesh = make_mesh((-1,), ("i",))
-        >>> f = shard_map(lambda x: x - jax.lax.pmean(x.mean(), "i"), mesh=mesh, in_specs=P("i"),
-        ...               out_specs=P("i"))
+        >>> f = global_shard_map(lambda x: x - jax.lax.pmean(x.mean(), "i"), mesh=mesh,
+        ...                      in_specs=P("i"), out_specs=P("i"))
         >>> f(jnp.arange(2.0 * mesh.size)).shape == (2 * mesh.size,)
         True
     """
     if f is None:
         return functools.partial(
-            shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **how
+            global_shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **how
         )
     mesh = current() if mesh is None else mesh
     how |= {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
-    on_blocks: Any = _of_blocks(f, *positional, **how)
-    name = getattr(f, "__name__", "shard_map")
+    on_blocks: Any = _shard_map(f, *positional, **how)
+    name = getattr(f, "__name__", "global_shard_map")
     specs = tuple(in_specs) if isinstance(in_specs, list) else in_specs
 
     def block(spec: Any, part: Any) -> Any:
-        sharding = as_sharding("shard_map", spec, mesh)
+        sharding = as_sharding("global_shard_map", spec, mesh)
 
         def of_leaf(x: Any) -> Any:
             layout = sharding.layout(jnp.shape(x))
             if any(n % layout.parts(axis) for axis, n in enumerate(layout.shape)):
                 raise ValueError(
-                    f"shard_map: an argument has shape {layout.shape}; expected axes that {spec} "
-                    f"cuts into equal blocks on {mesh!r}. For other lengths, call "
+                    f"global_shard_map: an argument has shape {layout.shape}; expected axes that "
+                    f"{spec} cuts into equal blocks on {mesh!r}. For other lengths, call "
                     "mpi4jax.shard_map with the blocks of mpi4jax.sharding.cut(..., pad=True)"
                 )
             return sharding.cut(x)

@@ -52,7 +52,7 @@ expected = float(6 * (data**2).mean())
 specs = {"mesh": mesh, "in_specs": (P(), P("i")), "out_specs": P()}
 for f, of in (
     (mpi4jax.shard_map(loss, **specs), data[2 * rank : 2 * rank + 2]),
-    (mpi4jax.sharding.shard_map(loss, **specs), data),
+    (mpi4jax.sharding.global_shard_map(loss, **specs), data),
 ):
     for gradient in jax.grad(f), jax.jit(jax.grad(f)):
         assert abs(float(gradient(3.0, of)) - expected) < 1e-4 * expected

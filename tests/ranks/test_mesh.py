@@ -71,7 +71,7 @@ def test_a_mesh_of_fewer_ranks_leaves_the_others_out():
     x = jnp.arange(4.0)
     eager = mpi4jax.shard_map(blocks, **how)(2.0, x[2 * RANK :][:2])
     found = [eager, jax.jit(mpi4jax.shard_map(blocks, **how))(2.0, x[2 * RANK :][:2])]
-    whole = mpi4jax.sharding.shard_map(blocks, **how)(2.0, x)
+    whole = mpi4jax.sharding.global_shard_map(blocks, **how)(2.0, x)
     if RANK < 2:
         for loss, rest in found:
             assert loss == 12

@@ -89,7 +89,7 @@ def test_equal_copies_of_many_parameters_are_one_warning(how):
 
 
 def test_blocks_of_whole_arrays_are_no_warning():
-    f = mapped(named("blocks"), mpi4jax.sharding.shard_map)
+    f = mapped(named("blocks"), mpi4jax.sharding.global_shard_map)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert f(1.0, {"a": np.tile(np.arange(2.0), N)}) == N

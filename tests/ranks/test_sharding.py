@@ -19,10 +19,10 @@ from mpi4jax.sharding import (
     NamedSharding,
     cut,
     device_put,
+    global_shard_map,
     join,
     make_array_from_callback,
     make_mesh,
-    shard_map,
 )
 
 ROWS = 2 if SIZE == 4 else 1
@@ -121,7 +121,7 @@ def test_a_matrix_product_of_jaxs_documentation():
     b = jnp.arange(16 * 4.0).reshape(16, 4)
 
     @functools.partial(
-        shard_map, mesh=mesh, in_specs=(P("x", "y"), P("y", None)), out_specs=P("x", None)
+        global_shard_map, mesh=mesh, in_specs=(P("x", "y"), P("y", None)), out_specs=P("x", None)
     )
     def matmul_basic(a_block, b_block):
         return lax.psum(a_block @ b_block, "y")
@@ -153,7 +153,7 @@ def test_a_network_of_jaxs_documentation():
 
     @jax.jit
     def loss_fsdp(params, batch):
-        @shard_map(mesh=mesh, in_specs=(P("batch"), P(None, "batch")), out_specs=P())
+        @global_shard_map(mesh=mesh, in_specs=(P("batch"), P(None, "batch")), out_specs=P())
         def sharded(params, batch):
             gather = lambda w: lax.all_gather(w, "batch", tiled=True)
             local = jnp.mean((predict(params, batch[0], gather) - batch[1]) ** 2)
@@ -169,10 +169,10 @@ def test_a_network_of_jaxs_documentation():
 
 def test_inside_another_function_it_takes_what_is_there():
     with MESH:
-        inner = shard_map(lambda x: lax.psum(x, "b"), in_specs=P("b"), out_specs=P())
+        inner = global_shard_map(lambda x: lax.psum(x, "b"), in_specs=P("b"), out_specs=P())
         assert_equal(inner(jnp.arange(SIZE)), join(inner(jnp.arange(SIZE)), P()))
-        both = shard_map(
-            lambda x: shard_map(
+        both = global_shard_map(
+            lambda x: global_shard_map(
                 lambda y: lax.psum(y, "b"), in_specs=P("b"), out_specs=P(), axis_names={"b"}
             )(x),
             in_specs=P("a"),
@@ -203,7 +203,8 @@ MESH_OF_ONE = make_mesh((-1,), ("i",))
         (lambda: device_put(WHOLE, NamedSharding(MESH, P(*"ab"), WHOLE[0, 0].shape)), ValueError,
          "at least 2 axes"),
         (lambda: device_put(WHOLE, P("a")), TypeError, "device_put: expected .*'with mesh:'"),
-        (lambda: shard_map(jnp.sin, MESH, P("a"), P("a")), TypeError, "shard_map.f, mesh=mesh, in"),
+        (lambda: global_shard_map(jnp.sin, MESH, P("a"), P("a")), TypeError,
+         "by name: mesh=.*, in_specs"),
         (lambda: mpi4jax.shard_map(jnp.add, mesh=MESH, in_specs=(P("a"), None), out_specs=P("a"))(
             WHOLE, WHOLE), TypeError, "'in_specs' must .* got None for an array"),
     ],
@@ -215,7 +216,7 @@ def test_wrong_shardings(wrong, kind, words):
 
 @pytest.mark.skipif(SIZE == 1, reason="an axis of one rank cuts nothing")
 def test_axes_that_cannot_be_cut_into_equal_blocks():
-    f = shard_map(lambda x: x, mesh=MESH, in_specs=P(("a", "b")), out_specs=P(("a", "b")))
+    f = global_shard_map(lambda x: x, mesh=MESH, in_specs=P(("a", "b")), out_specs=P(("a", "b")))
     with pytest.raises(ValueError, match=r"shape \(5,\); expected axes that .* equal blocks"):
         f(jnp.ones(5))
 
@@ -232,7 +233,7 @@ def test_equal_shardings_have_one_hash():
 
 @pytest.mark.parametrize("spec", [P("a", "b"), P()], ids=str)
 def test_shardings_in_the_functions_of_a_program_for_devices(spec):
-    """Each rank has a global array whole: nothing is distributed outside of `shard_map`."""
+    """Each rank has a global array whole: nothing is distributed outside of a `shard_map`."""
     sharding = NamedSharding(MESH, spec)
 
     @functools.partial(mpi4jax.sharding.jit, in_shardings=(sharding,), out_shardings=sharding)
@@ -265,7 +266,7 @@ def test_blocks_for_whole_arrays_are_noticed(jit, check, monkeypatch):
 
     total.__name__ = f"total_{jit.__name__}"  # a warning comes once
     spec = P(("a", "b"))
-    mapped = shard_map(total, mesh=MESH, in_specs=spec, out_specs=P())
+    mapped = global_shard_map(total, mesh=MESH, in_specs=spec, out_specs=P())
     whole = np.arange(SIZE**2 * 6.0, dtype=np.float32)
     block = make_array_from_callback(whole.shape, NamedSharding(MESH, spec), lambda i: whole[i])
     f = jit(mapped)

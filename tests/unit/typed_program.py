@@ -202,7 +202,7 @@ def sharded(f: Fields, xs: list[Array]) -> None:
 
     assert_type(doubled(f.u), Array)
 
-    @sharding.shard_map(mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    @sharding.global_shard_map(mesh=mesh, in_specs=P("i"), out_specs=P("i"))
     def of_whole_arrays(x: Array) -> Array:
         return 2 * x
 

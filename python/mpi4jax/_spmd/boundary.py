@@ -32,8 +32,8 @@ _SILENCE = "warnings.filterwarnings('ignore', message='shard_map: argument') sil
 _SAME = (
     "{} is the same array on {ranks}, but its spec {spec} means that each rank passes its own "
     "block. If these are whole arrays, pass mpi4jax.sharding.cut(x, {spec}, mesh=mesh) instead, or "
-    "use mpi4jax.sharding.shard_map, which takes whole arrays. If blocks are equal on purpose, "
-    f"{_SILENCE}"
+    "use mpi4jax.sharding.global_shard_map, which takes whole arrays. If blocks are equal on "
+    f"purpose, {_SILENCE}"
 )
 _DIFFERENT = (
     "{} is not the same array on {ranks}, but its spec {spec} means that these ranks pass the same "
@@ -159,7 +159,7 @@ def note_order(mesh: Mesh, text: str, jaxpr: Jaxpr, arguments: Sequence[Var]) ->
 
 
 def check_whole(
-    mesh: Any, name: str, args: Any, op: str = "shard_map", use: str = "cuts them"
+    mesh: Any, name: str, args: Any, op: str = "global_shard_map", use: str = "cuts them"
 ) -> list[whole_arrays.Block]:
     """Compare arguments that should be whole arrays, the same on all ranks: with
     `MPI4JAX_CHECK=1` at each call, otherwise by a hash when the function is first called.

@@ -152,7 +152,7 @@ def _check_spelling(positional: Any, others: dict[str, Any], ins: Any) -> None:
     if positional:
         raise TypeError(
             f"shard_map: expected one positional argument, the function; got {1 + len(positional)}."
-            " Write shard_map(f, mesh=mesh, in_specs=..., out_specs=...)"
+            " Pass the others by name: mesh=..., in_specs=..., out_specs=..."
         )
     for name in others:
         now = {

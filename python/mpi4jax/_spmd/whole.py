@@ -1,4 +1,4 @@
-"""Functions of global arrays that each rank has whole (`sharding.jit`, `sharding.shard_map`)."""
+"""Functions of global arrays, which each rank has whole: `jit` and `global_shard_map`."""
 
 from __future__ import annotations
 
