@@ -273,6 +273,9 @@ class Reducing(Operation):
     def is_linear(self) -> bool:
         return self.reduction.name in ("SUM", "MEAN")
 
+    def only_for_its_result(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class Rooted(Operation):

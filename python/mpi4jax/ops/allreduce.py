@@ -25,9 +25,6 @@ class Allreduce(Reducing, name="allreduce"):
         share = r.product_of_others() if r.name == "PROD" else r.share_of_extremum(r.y)
         return r.reduce_tangent(r.t * share)
 
-    def only_for_its_result(self) -> bool:
-        return True
-
     def overwrites(self) -> bool:
         return not self.adjoint
 

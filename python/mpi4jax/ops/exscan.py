@@ -22,9 +22,6 @@ class Exscan(Reducing, name="exscan"):
     def tangent(self, r: ReductionTangent) -> Any:
         return r.over_first(self.comm.rank)
 
-    def only_for_its_result(self) -> bool:
-        return True
-
 
 @define(Exscan)
 def exscan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:

@@ -22,9 +22,6 @@ class ReduceScatter(Reducing, name="reduce_scatter"):
     def tangent(self, r: ReductionTangent) -> Any:
         return r.of_own_block()
 
-    def only_for_its_result(self) -> bool:
-        return True
-
 
 @define(ReduceScatter)
 def reduce_scatter(

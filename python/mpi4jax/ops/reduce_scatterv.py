@@ -24,9 +24,6 @@ class ReduceScatterv(WithParts, Reducing, name="reduce_scatterv"):
     def tangent(self, r: ReductionTangent) -> Any:
         return r.of_own_block()
 
-    def only_for_its_result(self) -> bool:
-        return True
-
 
 @define(ReduceScatterv)
 def reduce_scatterv(

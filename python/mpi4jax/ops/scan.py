@@ -22,9 +22,6 @@ class Scan(Reducing, name="scan"):
     def tangent(self, r: ReductionTangent) -> Any:
         return r.over_first(self.comm.rank + 1)
 
-    def only_for_its_result(self) -> bool:
-        return True
-
     def overwrites(self) -> bool:
         return True
 
