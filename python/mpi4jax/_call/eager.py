@@ -155,14 +155,6 @@ def _type(x: Any) -> Any:
     return type(x)
 
 
-def run_program(
-    make: Make, op: Operation, how: How, args: Sequence[Any], after: Sequence[Any] = ()
-) -> Any:
-    """Run the compiled function of an operation, with the arguments of :func:`program_of`."""
-    program, operand = program_of(make, op, how, args, after)
-    return program(*args, operand, *after)
-
-
 def program_of(
     make: Make, op: Operation, how: How, args: Sequence[Any], after: Sequence[Any] = ()
 ) -> tuple[Callable[..., Any], jax.Array]:
@@ -237,23 +229,23 @@ def run(call: Call, with_token: bool = False) -> Any:
     op, arrays, counts, how = call
     args, key = (*arrays, *counts), None
     caller = sys._getframe(2).f_back  # the caller of the operation's function
-    if caller is not None and _ONLY_ARRAYS.issuperset(map(type, args)):
-        # The key has the number of the communicator instead of the communicator, which it would
-        # keep alive.
-        comm, *fields = op.__dict__.values()
-        place = caller.f_code.co_filename, caller.f_lineno
-        # The default, PLAIN, is replaced by True, which is cheaper to hash.
-        called = place, with_token, boundary(), how is PLAIN or how, op.__class__, comm.number
-        key = (*called, *fields, *map(_aval, args))
-        known = _calls.get(key)
-        if known is not None and compat.caches_are_kept():
-            program, operand = known
-            try:
+    try:
+        if caller is not None and _ONLY_ARRAYS.issuperset(map(type, args)):
+            # The key has the number of the communicator instead of the communicator, which it would
+            # keep alive.
+            comm, *fields = op.__dict__.values()
+            place = caller.f_code.co_filename, caller.f_lineno
+            # The default, PLAIN, is replaced by True, which is cheaper to hash.
+            called = place, with_token, boundary(), how is PLAIN or how, op.__class__, comm.number
+            key = (*called, *fields, *map(_aval, args))
+            known = _calls.get(key)
+            if known is not None and compat.caches_are_kept():
+                program, operand = known
                 return program(*args, operand)
-            except _ERRORS as error:
-                raise_own(error)
-                raise
-    return _run_other(call, with_token, key)
+        return _run_other(call, with_token, key)
+    except _ERRORS as error:
+        raise_own(error)
+        raise
 
 
 def _run_other(call: Call, with_token: bool, key: Any) -> Any:
@@ -285,9 +277,6 @@ def _run_other(call: Call, with_token: bool, key: Any) -> Any:
                 _calls[key] = program, operand
         else:
             out = run_without_operand(make, op, how, args)
-    except _ERRORS as error:
-        raise_own(error)
-        raise
     except TypeError:
         # Raises an error that names an argument that is not an array.
         pack_arguments(op, call.arrays)
@@ -299,11 +288,7 @@ def _run_other(call: Call, with_token: bool, key: Any) -> Any:
         y, *envelope = out if how.env_out else (out,)
         y = jax.tree.unflatten(structure, y)
         out = (y, *envelope) if envelope else y
-    try:
-        out = _ended(op, out, [*leaves, *counts])
-    except _ERRORS as error:
-        raise_own(error)
-        raise
+    out = _ended(op, out, [*leaves, *counts])
     return (out, token) if with_token else out
 
 
@@ -361,23 +346,19 @@ def implementation(primitive: Primitive) -> Callable[..., Any]:
 
     def run_primitive(*args: Any, op: Operation, how: How) -> Any:
         try:
-            return run_once(*args, op=op, how=how)
+            # Otherwise the compiled function below would be called recursively.
+            if jax.config.jax_disable_jit:
+                return compat.eval_primitive(primitive)(*args, op=op, how=how)
+            if not (is_of_request or _reads_operands()):
+                return run_without_operand(make, op, how, args)
+            started_here()
+            arrays, numbers, token = OPERANDS[primitive](op, how, args)
+            given = [*arrays, *numbers[: op.row.is_ragged]]
+            op = with_known_peers(op, numbers[op.row.is_ragged :])
+            program, operand = program_of(make, op, how._replace(operand=None), given, token)
+            return _ended(op, program(*given, operand, *token), args)
         except _ERRORS as error:
             raise_own(error)
             raise
-
-    def run_once(*args: Any, op: Operation, how: How) -> Any:
-        # Otherwise the compiled function below would be called recursively.
-        if jax.config.jax_disable_jit:
-            return compat.eval_primitive(primitive)(*args, op=op, how=how)
-        if not (is_of_request or _reads_operands()):
-            return run_without_operand(make, op, how, args)
-        started_here()
-        arrays, numbers, token = OPERANDS[primitive](op, how, args)
-        counts = numbers[: op.row.is_ragged]
-        op = with_known_peers(op, numbers[len(counts) :])
-        how = how._replace(operand=None)
-        out = run_program(make, op, how, [*arrays, *counts], token)
-        return _ended(op, out, args)
 
     return run_primitive
