@@ -21,24 +21,17 @@ def _takes_tokens(frame: FrameType) -> bool:
     )
 
 
-#: Pattern of the words of an exception, condition of a frame of its traceback, line to add.
-_HINTS = [
-    (
-        r"\btuple\b|\(expected \d+, got 2\)|inhomogeneous shape|Output was \(",
-        _takes_tokens,
-        (
-            "functions of a plain `import mpi4jax` return (result, token); with "
-            "`import mpi4jax.notoken as mpi4jax` they return the result"
-        ),
-    )
-]
+# Words of an exception about a tuple where there should be an array.
+_OF_TUPLES = r"\btuple\b|\(expected \d+, got 2\)|inhomogeneous shape|Output was \("
 
 
 def hint(value: BaseException | None, trace: TracebackType | None) -> str | None:
     """Return the line that explains an exception, if there is one."""
-    for pattern, condition, line in _HINTS:
-        if re.search(pattern, str(value)) and any(
-            condition(f) for f, _ in traceback.walk_tb(trace)
-        ):
-            return line
-    return None
+    if not re.search(_OF_TUPLES, str(value)):
+        return None
+    if not any(_takes_tokens(frame) for frame, _ in traceback.walk_tb(trace)):
+        return None
+    return (
+        "functions of a plain `import mpi4jax` return (result, token); with "
+        "`import mpi4jax.notoken as mpi4jax` they return the result"
+    )
