@@ -33,10 +33,10 @@ from .custom_rules import note_differentiated_ops
 from .tracing import (
     depend_on,
     eqn_needs_token,
+    is_rewritten,
     needs_token,
     perturbed,
     remember_token,
-    rewrite_equations,
     rewriting,
     seed_p,
     token_of,
@@ -315,6 +315,8 @@ def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]
 
 
 def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    if is_rewritten(trace, primitive):
+        return None
     # Once a `vmap` is done, its batch of tokens is an ordinary array.
     if primitive is entry_p and np.shape(args[0]) == () and perturbed(trace, args[0]):
         remember_token(trace, args[0])
@@ -342,7 +344,7 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
     return out
 
 
-rewrite_equations(_rewrite)
+traces.on_equation(_rewrite)
 
 
 def _transpose_while(refuse: Callable[..., Any]) -> Callable[..., Any]:

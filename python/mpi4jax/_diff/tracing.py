@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -165,32 +165,20 @@ def eqn_needs_token(eqn: Any) -> bool:
     return "how" not in eqn.params or not eqn.params["how"].spmd
 
 
-Handle = Callable[[Any, Primitive, Sequence[Any], dict[str, Any]], Any]
-
-
-def rewrite_equations(handle: Handle) -> None:
-    """Call ``handle(trace, primitive, args, params)`` before an equation is differentiated that is
-    of a primitive of this package or holds functions with effects.
-
-    It returns None to leave the equation to JAX, or its results.
-    """
-
-    def on_equation(trace: Any, primitive: Any, args: Any, params: Any) -> Any:
-        this = _differentiation(trace)
-        if primitive is this.rewritten:
-            this.rewritten = None
-            return None
-        return handle(trace, primitive, args, params)
-
-    traces.on_equation(on_equation)
+def is_rewritten(trace: Any, primitive: Primitive) -> bool:
+    """Return whether an equation is the one with the token that a rule was about to bind."""
+    this = _differentiation(trace)
+    if primitive is not this.rewritten:
+        return False
+    this.rewritten = None
+    return True
 
 
 @contextlib.contextmanager
 def rewriting(trace: Any, primitive: Primitive) -> Iterator[None]:
     """Context of a rule that makes an equation with the token of one without: ``trace`` is current.
 
-    What the rule binds comes to the handle of :func:`rewrite_equations`, but for the first equation
-    of ``primitive``, which is the one with the token.
+    Of what the rule binds, the first equation of ``primitive`` is the one with the token.
     """
     this = _differentiation(trace)
     before, this.rewritten = this.rewritten, primitive
