@@ -98,10 +98,9 @@ def check(name: str) -> str:
     return value
 
 
-def switch(name: str, default: bool = False) -> bool:
+def switch(name: str) -> bool:
     """Return whether a variable is set to 1 or a word for it."""
-    value = check(name).lower()
-    return value in TRUE if value else default
+    return check(name).lower() in TRUE
 
 
 def check_all() -> list[str]:

@@ -21,7 +21,7 @@ from mpi4py import MPI
 from .. import _native
 from .._job import flush, job
 from .._setup import gpus, transport
-from .other_names import reduction_named
+from .other_names import PREDEFINED, reduction_named
 from .table import ROWS
 
 _handleof = MPI._handleof
@@ -247,13 +247,10 @@ def clone_world() -> MPI.Intracomm:
 
 def _default_comm() -> Comm:
     global _default
-    if _default is not None:
-        return _default
-    _check_not_finalized("mpi4jax")
-    with _making:
-        if _default is None:
-            _default = as_comm("mpi4jax", clone_world())
-        return _default
+    if _default is None:
+        _check_not_finalized("mpi4jax")
+        _default = as_comm("mpi4jax", clone_world())
+    return _default
 
 
 def default_comm() -> MPI.Intracomm:
@@ -339,12 +336,6 @@ def as_comm(op: str, comm: Any) -> Comm:
         return _register(comm) if found is None else found
 
 
-_PREDEFINED = (
-    *("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR"),
-    *("MINLOC", "MAXLOC"),
-)
-
-
 class _Mean(Reduction):
     """The sum over all ranks, divided by their number, of floats or complex numbers."""
 
@@ -355,7 +346,7 @@ MEAN = _Mean(MPI.SUM, "MEAN", user=False)
 
 _reductions: dict[int, Reduction] = {
     _handleof(getattr(MPI, name)): Reduction(getattr(MPI, name), name, user=False)
-    for name in _PREDEFINED
+    for name in PREDEFINED
 }
 # The keys are ids of mpi4py's constants, which are never deleted, and of `MEAN`.
 _constants = {id(reduction.mpi): reduction for reduction in _reductions.values()}
@@ -386,7 +377,7 @@ def as_reduction(op: str, reduction: Any) -> Reduction:
         )
     if not isinstance(reduction, MPI.Op):
         or_mean = " or mpi4jax.MEAN" if mean else ""
-        meant = reduction_named(reduction, _PREDEFINED)
+        meant = reduction_named(reduction)
         advice = f"; use {meant}" if meant else ""
         if isinstance(reduction, MPI.Comm):
             advice = "; pass a communicator as comm=..."
@@ -400,7 +391,7 @@ def as_reduction(op: str, reduction: Any) -> Reduction:
     if handle in _WITHOUT_MEANING:
         raise TypeError(
             f"{op}: argument 'op' is MPI.{_WITHOUT_MEANING[handle]}, which is not defined for "
-            f"JAX arrays; expected one of {', '.join(_PREDEFINED)} or a reduction made with "
+            f"JAX arrays; expected one of {', '.join(PREDEFINED)} or a reduction made with "
             "MPI.Op.Create"
         )
     for freed in [known for known, old in list(_reductions.items()) if old.is_freed]:

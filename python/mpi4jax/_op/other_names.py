@@ -46,7 +46,7 @@ _KEYWORDS = {
     "token": "leave it out, because these operations run in program order. To keep tokens, write "
     "'import mpi4jax' instead of 'import mpi4jax.notoken as mpi4jax', without MPI4JAX_NOTOKEN=1",
 }
-_PREDEFINED = (
+PREDEFINED = (
     *("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR"),
     *("MINLOC", "MAXLOC"),
 )
@@ -78,7 +78,7 @@ def missing_from(module: str, public: Iterable[str]) -> Callable[[str], Any]:
         words = f"module {module!r} has no attribute {name!r}"
         if name in _FUNCTIONS:
             words += f"; use {_FUNCTIONS[name]} (see {page('from-shard-map.md')})"
-        elif name in (*_PREDEFINED, "COMM_WORLD", "Op", "ANY_SOURCE", "ANY_TAG", "PROC_NULL"):
+        elif name in (*PREDEFINED, "COMM_WORLD", "Op", "ANY_SOURCE", "ANY_TAG", "PROC_NULL"):
             words += f"; use MPI.{name}, with: from mpi4py import MPI"
         elif name.lower() in ours:  # mpi4py's names for arrays
             words += f"; use {name.lower()}"
@@ -139,9 +139,9 @@ def check_keywords(op: str, given: dict[str, Any]) -> None:
         ) from None
 
 
-def reduction_named(given: Any, predefined: Iterable[str]) -> str | None:
+def reduction_named(given: Any) -> str | None:
     """Return how to write the reduction that a name, or a function of NumPy or JAX, means."""
     name = given if isinstance(given, str) else getattr(given, "__name__", "")
-    if name.upper() in predefined:
+    if name.upper() in PREDEFINED:
         return f"MPI.{name.upper()}"
     return _REDUCTIONS.get(name.lower())

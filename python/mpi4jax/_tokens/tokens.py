@@ -46,18 +46,12 @@ def create_token(*args: Any) -> jax.Array:
     return jnp.zeros((), np.float32)
 
 
-def _is_of_jax(token: Any) -> bool:
-    """Return whether it is a token of JAX's own (``jax.lax.create_token``)."""
-    return isinstance(token, compat.Token) or isinstance(
-        getattr(token, "aval", None), compat.AbstractToken
-    )
-
-
 def _check_token(op: str, token: Any) -> bool:
-    """Return whether it is a token of JAX's own. Raise an error if it is not a token."""
-    if _is_of_jax(token):
-        return True
+    """Return whether it is a token of JAX's own (``jax.lax.create_token``). Raise an error if it is
+    not a token."""
     aval = getattr(token, "aval", token)
+    if isinstance(token, compat.Token) or isinstance(aval, compat.AbstractToken):
+        return True
     if getattr(aval, "shape", None) != () or getattr(aval, "dtype", None) != np.float32:
         raise TypeError(
             f"{op}: argument 'token' must be a token (a float32 scalar, from create_token() or "
