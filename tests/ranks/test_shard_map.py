@@ -509,7 +509,7 @@ def test_nothing_is_compiled_again():
             {"unknown": 1},
             "unexpected argument 'unknown'; expected the arguments of jax.shard_map",
         ),
-        ((3,), {}, r"Write shard_map\(f, mesh=mesh, in_specs="),
+        ((3,), {}, r"got 2\. Pass the others by name: mesh="),
     ],
 )
 def test_other_spellings(args, how, words):
