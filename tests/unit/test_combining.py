@@ -35,9 +35,10 @@ def rewritten(f, n=1, combine=True, limit=None, monkeypatch=None):
 
     table = {name: times(10) for name in SUMS} | {
         "pmax": times(3),
+        "pmin": times(7),
         "pvary": lambda p, xs, types: xs,
     }
-    many = {**dict.fromkeys((*SUMS, "pmax"), True), "pvary": False} if combine else {}
+    many = (*SUMS, "pmax") if combine else ()
     local = frozenset({"pvary"})
     refuse = lambda *words: NotImplementedError(*words)
     rewriter = rewriting.Rewriter(MESH, table, refuse, True, many=many, local=local)
@@ -56,6 +57,10 @@ def step(x):
     return x.sum() + 1
 
 
+def turns(x, y):
+    return [lax.psum(y, "i"), lax.pmax(x, "i")]
+
+
 @pytest.mark.parametrize(
     ("f", "expected"),
     [
@@ -68,6 +73,10 @@ def step(x):
         # But it moves up, if its operand is there.
         (lambda x, y: [lax.pmax(lax.psum(x, "i"), "i"), lax.psum(y, "i")], [2, 1]),
         (lambda x, y: [lax.psum(x, "i"), lax.pmax(y, "i"), lax.psum(y, "i")], [2, 1]),
+        # A collective that is not combined needs the first sum.
+        (lambda x, y: [lax.pmin(lax.psum(x, "i"), "i"), lax.psum(jnp.sin(y), "i")], [1, 1, 1]),
+        # The second extremum needs a sum that has moved behind the first.
+        (lambda x, y: turns(x + lax.psum(x, "i"), lax.pmax(y, "i")), [1, 2, 1]),
         (lambda x, y: [lax.psum(x, "i"), lax.psum(y.astype(int), "i")], [1, 1]),
         (lambda x, y: [lax.psum(x, "i"), lax.psum(x, "i")], [1]),
     ],
@@ -109,6 +118,15 @@ def test_a_limit_of_bytes(monkeypatch):
     assert rewritten(f, 5)[1] == [2, 2, 1]
 
 
+def test_a_collective_that_some_ranks_may_not_call():
+    def f(x):
+        y = lax.cond(x[0] > 0, lambda: x * lax.psum(x, "i"), lambda: x)
+        return lax.psum(y, "i")
+
+    with pytest.raises(ValueError, match=r"this cond varies over \['i'\], and the psum"):
+        rewritten(f)
+
+
 def test_functions_linear_in_some_operands_combine_nothing():
     """JAX transposes a rule equation by equation."""
 
@@ -126,9 +144,12 @@ def test_functions_linear_in_some_operands_combine_nothing():
     np.testing.assert_allclose(y, 10 * (10 + 10) * np.ones(3))
 
 
+def gather(w):
+    return lax.all_gather(w, "i", tiled=True)
+
+
 def fsdp(x, *layers, first=False):
     """Layers of a weight and a bias, which are gathered in their layer or before all of them."""
-    gather = lambda w: lax.all_gather(w, "i", tiled=True)
     pairs = [*zip(layers[::2], layers[1::2], strict=True)]
     pairs = [tuple(map(gather, pair)) for pair in pairs] if first else pairs
     for pair in pairs:
@@ -137,10 +158,34 @@ def fsdp(x, *layers, first=False):
     return x
 
 
-def attention(x, *weights):
+def attention(x, *layers):
     """The projection of the output is gathered before the three others."""
-    o, q, k, v = (lax.all_gather(w, "i", tiled=True) for w in weights)
+    o, q, k, v = map(gather, layers[::2])
     return (x @ q * (x @ k) * (x @ v)) @ o
+
+
+def recurrent(x, w, b, v, *layers):
+    """Layers that are applied to a constant first, and the first of them to its own result."""
+    w = gather(w)
+    x = jnp.tanh(jnp.zeros_like(x) @ w)
+    return jnp.tanh(x @ w + x @ gather(v))
+
+
+def gathered_twice(x, w, b, v, *layers):
+    """Weights that are sharded along two axes of a mesh are gathered along one after the other."""
+    for each in (w, v):
+        x = jnp.tanh(x @ gather(gather(each))[: x.shape[1]])
+    return x
+
+
+def bias_first(x, w, b, *layers):
+    b = gather(b)
+    return jnp.tanh(x @ gather(w) + b)
+
+
+def scatters(x, w, b, v, *layers):
+    """Together, their operands have twice the bytes of the limit; their results have just these."""
+    return [lax.psum_scatter(y, "i", tiled=True) for y in (w, v)]
 
 
 @pytest.mark.parametrize(
@@ -149,22 +194,24 @@ def attention(x, *weights):
         (fsdp, 256, ["gather 2", "tanh"] * 4),
         (functools.partial(fsdp, first=True), 256, ["gather 2"] * 4 + ["tanh"] * 4),
         (fsdp, 64, ["gather 8"] + ["tanh"] * 4),  # 8 KiB of a weight are no large gather
-        (attention, 256, ["gather 1", "gather 3"]),
+        (attention, 160, ["gather 1", "gather 3"]),  # 50 KiB become 100 KiB
         (attention, 64, ["gather 4"]),
+        (recurrent, 256, ["gather 1", "tanh"] * 2),
+        (gathered_twice, 256, ["gather 1", "gather 1", "tanh"] * 2),
+        (bias_first, 256, ["gather 2", "tanh"]),
+        (scatters, 1448, ["scatter 1"] * 2),
     ],
 )
 def test_large_gathers_are_combined_if_they_are_needed_together(f, n, expected):
     """If the next layer were gathered too, all parameters would be in memory at once."""
     x, w, b = (jax.ShapeDtypeStruct(s, np.float32) for s in ((8, n), (n, n), (n,)))
-    layers = [w, b] * 4 if f is not attention else [w] * 4
     how = {"mesh": MESH, "in_specs": P("i"), "out_specs": P("i")}
-    closed = jax.make_jaxpr(jax.shard_map(f, **how))(x, *layers)
+    closed = jax.make_jaxpr(jax.shard_map(f, **how))(x, *[w, b] * 4)
     (eqn,) = (e for e in closed.jaxpr.eqns if e.primitive is named_axes.shard_map_p)
-    is_gather = lambda e: e.primitive.name == "all_gather"
-    kind = lambda e: ("gather", True) if is_gather(e) else None
-    new, _ = combining.combined(eqn.params["jaxpr"].eqns, kind, is_gather)
-    names = [f"gather {len(e.invars)}" if is_gather(e) else e.primitive.name for e in new]
-    assert [name for name in names if name == "tanh" or "gather" in name] == expected
+    kind = lambda e: {"all_gather": "gather", "reduce_scatter": "scatter"}.get(e.primitive.name)
+    new, _ = combining.combined(eqn.params["jaxpr"].eqns, kind, kind)
+    names = [f"{kind(e)} {len(e.invars)}" if kind(e) else e.primitive.name for e in new]
+    assert [name for name in names if name == "tanh" or name[-1].isdigit()] == expected
 
 
 def program(seed):

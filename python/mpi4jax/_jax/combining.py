@@ -26,7 +26,6 @@ from jax.extend.core import JaxprEqn, Literal
 # Bytes of what is combined. XLA has 30 MiB for GPUs; here the operands are copied side by side,
 # which costs more than a message where they are long.
 LIMIT = 4 << 20
-_FEW = 8  # equations that move up with a collective
 # Bytes from which the result of a gather is large.
 LARGE = 64 << 10
 
@@ -36,16 +35,14 @@ class _Group:
 
     Attributes:
         place: the index of the equation that they move to.
-        is_movable: whether they may move down: none of their results is waited for.
-        before: the indices of equations that move up with a member, to in front of ``place``.
+        is_movable: whether they may move down: no other collective needs their results yet.
         depth: when the large gathers among them are needed, as `_depths` counts; None if there are
             none.
     """
 
-    def __init__(self, index: int, eqn: JaxprEqn, is_movable: bool):
-        self.members, self.place, self.is_movable = [eqn], index, is_movable
+    def __init__(self, index: int, eqn: JaxprEqn):
+        self.members, self.place, self.is_movable = [eqn], index, True
         self.depth: int | None = None
-        self.before: set[int] = set()
 
     def equation(self, same: dict[Any, Any]) -> JaxprEqn:
         """Return all of them. Of an operand that several have, there is one result: in ``same``."""
@@ -54,15 +51,14 @@ class _Group:
         results: dict[Any, Any] = {}
         for eqn in self.members:
             for x, y in zip(eqn.invars, eqn.outvars, strict=True):
-                key = id(x) if isinstance(x, Literal) else x
-                same[y] = results.setdefault(key, (x, y))[1]
+                same[y] = results.setdefault(id(x), (x, y))[1]
         ins, outs = map(list, zip(*results.values(), strict=True))
         return self.members[0].replace(invars=ins, outvars=outs)
 
 
 def combined(
     eqns: Sequence[JaxprEqn],
-    kind_of: Callable[[JaxprEqn], tuple[Hashable, bool] | None],
+    kind_of: Callable[[JaxprEqn], Hashable | None],
     communicates: Callable[[JaxprEqn], bool],
     limit: int = LIMIT,
 ) -> tuple[Sequence[JaxprEqn], dict[Any, Any]]:
@@ -70,8 +66,7 @@ def combined(
 
     Args:
         eqns: the equations of the function.
-        kind_of: what collectives have alike that become one, and whether they communicate, so that
-            something may wait for them; None for other equations.
+        kind_of: what collectives have alike that become one; None for other equations.
         communicates: whether other ranks wait for an equation, or for something inside of it.
         limit: bytes of what is combined.
 
@@ -87,62 +82,32 @@ def combined(
     after: dict[Any, frozenset[_Group]] = {}  # the groups that a variable is made from
     nothing: frozenset[_Group] = frozenset()
 
-    def above_of(operands: Sequence[Any], place: int) -> set[int] | None:
-        """The few equations that operands are made by from what is there before ``place``, such as
-        the broadcast of a bias; None if there are others."""
-        found: set[int] = set()
-        rest = [*operands]
-        while rest:
-            v = rest.pop()
-            if isinstance(v, Literal) or made.get(v, -1) < place:
-                continue
-            eqn = eqns[made[v]]
-            if v in after or eqn.effects or kind_of(eqn) is not None or communicates(eqn):
-                return None
-            found.add(made[v])
-            if len(found) > _FEW:
-                return None
-            rest += eqn.invars
-        return found
-
     for i, eqn in enumerate(eqns):
         operands = [v for v in eqn.invars if not isinstance(v, Literal)]
         needs = nothing.union(*(after.get(v, nothing) for v in operands))
         kind = kind_of(eqn)
-        if any(map(_is_ordered, eqn.effects)):
-            for group in latest.values():
-                group.is_movable = False
+        if any(map(effects.ordered_effects.contains, eqn.effects)):
             latest.clear()
-            needs = nothing
-        elif kind[1] if kind is not None else needs and communicates(eqn):
+        elif needs and communicates(eqn):
             for group in needs:
                 group.is_movable = False
         if kind is not None:
             at = max([-1, *(made.get(v, -1) for v in operands), *(g.place for g in needs)])
-            found, depth = latest.get(kind[0]), depths.get(i)
+            found, depth = latest.get(kind), depths.get(i)
             if depth is not None:
                 is_free = found is not None and found.depth is None
-                found = latest.get((kind[0], depth), found if is_free else None)
-            if found is not None and not kind[1] and not needs and at >= found.place:
-                above = above_of(operands, found.place)
-                found.before |= above or set()
-                at = at if above is None else found.place - 1
-            is_settled = not any(group.is_movable for group in needs)
-            if found is None or not (is_settled and _joins(found, i, eqn, at, needs, limit)):
-                found = _Group(i, eqn, kind[1])
-                if is_settled:
-                    latest[kind[0]] = found
-            if is_settled and depth is not None:
+                found = latest.get((kind, depth), found if is_free else None)
+            if found is None or not _joins(found, i, eqn, at, limit):
+                found = latest[kind] = _Group(i, eqn)
+            if depth is not None:
                 found.depth = depth
-                latest[kind[0], depth] = found
+                latest[kind, depth] = found
             group_of[i] = found
-            needs = needs | {found} if not is_settled else frozenset((found,))
+            needs = frozenset((found,))
         for v in eqn.outvars:
             made[v] = i
             if needs:
                 after[v] = needs
-    if all(len(group.members) == 1 for group in group_of.values()):
-        return eqns, {}
     return _ordered(eqns, group_of)
 
 
@@ -151,7 +116,8 @@ def _depths(eqns: Sequence[JaxprEqn]) -> dict[int, int]:
 
     That is the number of large gathers in the longest chain of equations, in which each is applied
     to what the one before has led to. Gathers of one depth are needed together. What is computed of
-    gathered values alone, such as another dtype, is no use of them.
+    gathered values alone, such as another dtype, is no use of them. A gather that the
+    function only returns has no entry.
     """
     depth_of: dict[Any, int] = {}  # of a variable
     gathered: dict[Any, frozenset[int]] = {}  # variables that are made of large gathers alone
@@ -167,15 +133,12 @@ def _depths(eqns: Sequence[JaxprEqn]) -> dict[int, int]:
             depth += 1
             needed.update(dict.fromkeys(first, depth))
         depth_of.update(dict.fromkeys(eqn.outvars, depth))
-    unused = {i: 0 for gathers in gathered.values() for i in gathers}
-    return unused | needed
+    return needed
 
 
-def _joins(
-    group: _Group, i: int, eqn: JaxprEqn, at: int, needs: frozenset[_Group], limit: int
-) -> bool:
+def _joins(group: _Group, i: int, eqn: JaxprEqn, at: int, limit: int) -> bool:
     """Add a collective to a group, if it can be a member. Its operands are there from ``at`` on."""
-    if group in needs or sum(map(_bytes, group.members)) + _bytes(eqn) > limit:
+    if sum(map(_bytes, group.members)) + _bytes(eqn) > limit:
         return False
     if at >= group.place:
         if not group.is_movable:
@@ -203,18 +166,13 @@ def _ordered(
             out.append(eqn)
             missing.difference_update(results)
 
-    moved: set[int] = set()
     for i, eqn in enumerate(eqns):
         group = group_of.get(i)
         if group is None:
-            if i not in moved:
-                add(eqn, eqn.outvars)
+            add(eqn, eqn.outvars)
         elif group.place > i:
             missing.update(eqn.outvars)
         elif group.place == i:
-            for k in sorted(group.before - moved):
-                add(eqns[k], eqns[k].outvars)
-            moved |= group.before
             add(group.equation(same), [v for member in group.members for v in member.outvars])
             again, waiting[:] = list(waiting), []
             for waits in again:
@@ -231,7 +189,3 @@ def _bytes(eqn: JaxprEqn) -> int:
 
 def _is_large_gather(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name.startswith("all_gather") and _bytes(eqn) >= LARGE
-
-
-def _is_ordered(effect: Any) -> bool:
-    return isinstance(effect, effects.JaxprInputEffect) or effects.ordered_effects.contains(effect)

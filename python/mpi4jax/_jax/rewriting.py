@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -105,8 +105,7 @@ class Rewriter:
         refuse: makes the error of a primitive over axes of the mesh that is not among those, from
             its name and the user's line.
         check_vma: as it was for the `shard_map`.
-        many: the names of those that take many operands, which are combined; and whether they
-            communicate.
+        many: the names of those that take many operands, which are combined.
         local: the names of those that no other rank waits for.
     """
 
@@ -116,7 +115,7 @@ class Rewriter:
         collectives: dict[str, Collective],
         refuse: Callable[..., Any],
         check_vma: bool,
-        many: Mapping[str, bool] = {},
+        many: Collection[str] = (),
         local: frozenset[str] = frozenset(),
         manual: frozenset[str] | None = None,
     ):
@@ -235,7 +234,7 @@ class Rewriter:
         def kind_of(eqn: Any) -> Any:
             by, _ = flat.of(eqn)
             kind = by._kind(eqn)
-            return kind and ((by, kind[0]), kind[1])
+            return kind and (by, kind)
 
         old, same_as = combining.combined(
             flat.eqns, kind_of, lambda eqn: flat.of(eqn)[0]._communicates(eqn)
@@ -342,11 +341,10 @@ class Rewriter:
             return {"params": _without_shardings(params)}
         return {}
 
-    def _kind(self, eqn: Any) -> tuple[Any, bool] | None:
-        """Return what equations of collectives have alike that are combined."""
-        communicates = self.many.get(eqn.primitive.name)
-        dtypes = {v.aval.dtype for v in eqn.invars} if communicates is not None else ()
-        if communicates is None or len(dtypes) != 1:
+    def _kind(self, eqn: Any) -> Any:
+        """Return what equations of collectives have alike that are combined, or None."""
+        dtypes = {v.aval.dtype for v in eqn.invars} if eqn.primitive.name in self.many else ()
+        if len(dtypes) != 1:
             return None
         # The axes of a reduction have no order. Ranks may take them from a set, in any order.
         params = ((k, frozenset(v) if k == "axes" else v) for k, v in eqn.params.items())
@@ -355,7 +353,7 @@ class Rewriter:
             hash(kind)
         except TypeError:
             return None
-        return kind, communicates
+        return kind
 
     def _communicates(self, eqn: Any) -> bool:
         name = eqn.primitive.name

@@ -142,10 +142,8 @@ EXTREMA = ("pmax", "pmin", "unreduced_pmax", "unreduced_pmin")
 GATHERS = ("all_gather", "all_gather_invariant", "all_gather_reduced")
 SCATTERS = ("reduce_scatter", "unreduced_reduce_scatter")
 
-# Those that take many operands, which then are one message; and whether they communicate.
-MANY = {
-    **dict.fromkeys((*SUMS, *EXTREMA, *GATHERS, *SCATTERS, "ppermute"), True),
-}
+# Those that take many operands, which then are one message.
+MANY = frozenset({*SUMS, *EXTREMA, *GATHERS, *SCATTERS, "ppermute"})
 LOCAL = frozenset({"axis_index", *CASTS})
 
 
