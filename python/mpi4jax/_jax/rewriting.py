@@ -117,19 +117,16 @@ class Rewriter:
         check_vma: bool,
         many: Collection[str] = (),
         local: frozenset[str] = frozenset(),
-        manual: frozenset[str] | None = None,
     ):
         self.mesh, self.collectives, self.refuse = mesh, collectives, refuse
         self.check_vma, self.many, self.local = check_vma, many, local
         self._axes = frozenset(mesh.axis_names)
-        self.manual = self._axes if manual is None else manual
         # A function that needs nothing is None here: it would keep itself.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._equations: dict[Any, ClosedJaxpr] = {}  # what equations of collectives become
         self._contexts: dict[Any, Any] = {}
         self._diverged: frozenset[str] = frozenset()  # in a branch that some ranks along these take
         self._of_axes: dict[frozenset[str], Rewriter] = {}
-        self._within: dict[frozenset[str], Rewriter] = {}  # by the axes of a nested `shard_map`
         self._types: dict[Any, Any] = {}
         self._sums = collectives
 
@@ -348,12 +345,7 @@ class Rewriter:
             return None
         # The axes of a reduction have no order. Ranks may take them from a set, in any order.
         params = ((k, frozenset(v) if k == "axes" else v) for k, v in eqn.params.items())
-        kind = eqn.primitive, *dtypes, *params
-        try:
-            hash(kind)
-        except TypeError:
-            return None
-        return kind
+        return eqn.primitive, *dtypes, *params
 
     def _communicates(self, eqn: Any) -> bool:
         name = eqn.primitive.name
@@ -416,11 +408,8 @@ class Rewriter:
         if eqn.primitive.name in self.collectives:
             varying = map(compat.varying_axes, types)
             key = eqn.primitive, *given, *varying, *eqn.params.items()
-            try:
-                if key in self._equations:
-                    return self._equations[key]
-            except TypeError:  # a parameter that has no hash
-                key = None
+            if key in self._equations:
+                return self._equations[key]
         with source_info_util.user_context(eqn.source_info.traceback):
             made = traces.trace_python(lambda *ins: self.bound(eqn, list(ins), types), given)
         if key is not None:

@@ -255,12 +255,7 @@ class Collectives:
 
     def ppermute(self, p: Params, xs: list[Any]) -> list[Any]:
         # Numbered in mesh order for any order of names, as JAX does where it does not refuse it.
-        comm = self.group(p).comm
-        return (
-            list(ops.permute(tuple(xs), p["perm"], comm=comm))
-            if len(xs) > 1
-            else [ops.permute(xs[0], p["perm"], comm=comm)]
-        )
+        return list(ops.permute(tuple(xs), p["perm"], comm=self.group(p).comm))
 
     def axis_index(self, p: Params, xs: list[Any]) -> list[Any]:
         axes = named_axes.axes_of(p)
