@@ -46,6 +46,31 @@ def test_fsdp_specs():
     assert both["cut"] == P("model", "data")
 
 
+@pytest.mark.skipif(SIZE == 1, reason="one rank has whole parameters")
+@pytest.mark.parametrize(
+    ("name", "least", "most"), [("loss", 1, 3), ("gradient", 1, 3), ("sum of all layers", 8, 10)]
+)
+def test_fsdp_has_few_gathered_layers_in_memory(name, least, most):
+    """The compiled program has buffers for as many of eight layers as are needed together."""
+    n = 264
+    gather = lambda w: lax.all_gather(w, "stage", tiled=True)
+    layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ gather(w)))
+
+    def loss(ws, x):
+        if name == "sum of all layers":
+            x = x @ sum([gather(w) for w in ws])
+        else:
+            x = functools.reduce(lambda x, w: layer(w, x), ws, x)
+        return lax.pmean(x.sum(), "stage")
+
+    rows = P("stage")
+    f = mpi4jax.shard_map(loss, mesh=LINE, in_specs=(rows, rows), out_specs=P())
+    f = jax.jit(jax.grad(f) if name == "gradient" else f)
+    ws = [jax.ShapeDtypeStruct((n // SIZE, n), np.float32)] * 8
+    memory = f.lower(ws, jax.ShapeDtypeStruct((4, n), np.float32)).compile().memory_analysis()
+    assert least <= memory.temp_size_in_bytes / (4 * n * n) < most
+
+
 def test_fsdp_specs_that_shard_nothing_are_a_warning(recwarn):
     params = {"w": jnp.ones((4, 3)), "s": jnp.ones(())}
     mesh = lambda size: SimpleNamespace(shape={"data": size})
