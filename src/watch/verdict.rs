@@ -84,11 +84,11 @@ impl<'a> Verdict<'a> {
         };
         let received = world.iter().flat_map(received).collect();
         let mut verdict = Self { world, alive, senders, missing: HashMap::new(), received };
-        for wait in world.values().flat_map(|it| &it.waits) {
+        for (own, wait) in world.values().flat_map(|it| it.waits.iter().map(move |wait| (it, wait))) {
             if let Some(key) = shared(wait)
                 && !verdict.missing.contains_key(&key)
             {
-                let ranks = verdict.missing_of(wait);
+                let ranks = verdict.missing_of(own, wait);
                 let why = verdict.certain_without(&ranks);
                 let differ = verdict.others_in(wait).next().is_some();
                 verdict.missing.insert(key, Missing { ranks, why, differ });
@@ -97,8 +97,10 @@ impl<'a> Verdict<'a> {
         verdict
     }
 
-    /// The members that have not come. A member that has begun this collective or a later one has come.
-    fn missing_of(&self, wait: &Wait) -> Vec<i32> {
+    /// The members that have not come to what the rank `own` waits in. A member that has begun this collective or a later one has come,
+    /// maybe on another communicator that is not told apart from this one; but not if the member is over, and has begun fewer collectives
+    /// on all of these than `own`.
+    fn missing_of(&self, own: &RankStatus, wait: &Wait) -> Vec<i32> {
         let has_come = |member: i32| {
             let is_same = |need: &Need| *need == wait.need || need.is_other_operation(&wait.need);
             let died_in = |it: &RankStatus| it.state == State::Gone && it.started.iter().any(is_same);
@@ -110,9 +112,13 @@ impl<'a> Verdict<'a> {
                         let is_freed = id.class == comm.class && id.origin == FREED;
                         id.without_name() == comm || is_freed
                     };
+                    let begun = || it.counts.iter().filter(|(id, _)| is_it(*id)).map(|(_, begun)| *begun);
+                    let alike = own.counts.iter().filter(|(id, _)| id.without_name() == comm);
+                    let is_behind =
+                        || it.is_over() && begun().sum::<u64>() < alike.map(|(_, begun)| begun).sum();
                     it.waits.iter().any(|other| is_same(&other.need))
                         || it.forgotten >= number
-                        || it.counts.iter().any(|(id, begun)| is_it(*id) && *begun >= number)
+                        || begun().any(|begun| begun >= number) && !(it.forgotten == 0 && is_behind())
                 }
                 _ => it.waits.iter().any(|other| other.need == Need::Call && other.members == wait.members),
             })

@@ -146,8 +146,7 @@ fn what_is_certain_what_is_stuck_and_what_goes_on() {
         ("an exchange with both", [waits([sendrecv(1, 2)]), waits([recv(0, 7)]), waits([recv(0, 7)])], STUCK),
         (
             "a message that has come",
-            [waits([recv(1, 7)]), with(waits([recv(0, 7)]), sent(0, 3)), with(waits([recv(0, 7)]), |_| ())]
-                .map(|it| it),
+            [waits([recv(1, 7)]), with(waits([recv(0, 7)]), sent(0, 3)), waits([recv(0, 7)])],
             NOTHING,
         ),
         // ---- What looks like it
@@ -298,6 +297,20 @@ fn what_is_certain_what_is_stuck_and_what_goes_on() {
         ("without a collective", [waits([all(A, 2)]), finished(1), waits([all(A, 2)])], FINISHED),
         ("in which another is not", [waits([all(A, 2)]), finished(1), runs()], NOTHING),
         ("after it", [waits([all(A, 2)]), finished(2), waits([all(A, 2)])], NOTHING),
+        (
+            "in one that is not told apart",
+            [waits([all(U, 1)]), with(finished(0), begun(U, 1)), waits([all(U, 1)])],
+            NOTHING,
+        ),
+        (
+            "in another one that is not told apart",
+            [
+                with(waits([all(U, 1)]), begun(U, 1)),
+                with(finished(0), begun(U, 1)),
+                with(waits([all(U, 1)]), begun(U, 1)),
+            ],
+            FINISHED,
+        ),
         (
             "on a communicator that is forgotten",
             [waits([all(A, 2)]), with(finished(1), |rank| rank.forgotten = 2), waits([all(A, 2)])],
