@@ -119,6 +119,9 @@ class Job:
         name, rank, line = self.fault
         if rank in self.mute and name in random_outside.SAID_AT_STDERR:
             return ""
+        # Whichever rank notices it says so, at its standard error alone.
+        if self.mute and name in random_mismatches.DIFFERENCES:
+            return ""
         # It may have done its part by mpi4py, or on a communicator of the same ranks that it freed.
         freed = any("free(" in x.lower() for x in self.lines)
         text = SAYS[name]
@@ -132,7 +135,7 @@ class Job:
         if is_unsure.get(name):
             text = "deadlock|has not completed"
         # Collectives of ranks that have not counted the same duplicates are not compared.
-        if self.is_late and name in random_mismatches.MISMATCHES:
+        if self.is_late and name in random_mismatches.ON_A_DUPLICATE:
             text += f"|{random_mismatches.NOT_COMPARED}|deadlock|r{{rank}}.*an uncaught exception"
         return text.format(rank=rank, line=line, value=self.setting)
 

@@ -23,6 +23,9 @@ MISMATCHES = {
     "differs on the last of 40 communicators": ("on_many", DIFFERS.replace("NAME", "allreduce")),
     "differs behind a root that is far ahead": ("behind", DIFFERS.replace("NAME", "bcast")),
 }
+# Those whose communicator the program has made; the others are of messages, or on the default one.
+ON_A_DUPLICATE = ("exchanges along another axis", "differs on the last of 40 communicators")
+DIFFERENCES = (*ON_A_DUPLICATE, "differs behind a root that is far ahead")
 # What a rank says of another one that has counted fewer duplicates of `COMM_WORLD`.
 NOT_COMPARED = "imported mpi4jax after MPI_COMM_WORLD was duplicated, and this rank before"
 SAYS = {name: says for name, (_, says) in MISMATCHES.items()}
