@@ -81,6 +81,8 @@ pub fn register(mut comm: Comm) -> Arc<Comm> {
     // Other ranks may have used another one of the same name and members first, or none before.
     if comm.origin == UNKNOWN && (comm.generation > 1 || !alike.is_empty()) {
         alike.iter().chain([&comm.cell()]).for_each(|cell| cell.set(MIXED));
+        let reason = "an earlier communicator has the same ranks and name, and is not compared either (set names, or MPI4JAX_CHECK=1)";
+        tracing::info!(target: "mpi4jax::comm", comm = &*comm.key, rank = comm.rank, size = comm.size, reason, "not compared");
     }
     let comm = Arc::new(comm);
     registry.live.insert(comm.key.clone(), comm.clone());

@@ -27,12 +27,8 @@ fn operations(status: &RankStatus) -> Option<String> {
 
 /// What a rank does.
 pub fn doing(status: &RankStatus) -> String {
-    let handles = if status.exception.is_empty() {
-        String::new()
-    } else {
-        format!("; it is handling {}", status.exception)
-    };
-    what(status) + &handles
+    let handles = format!("; it is handling {}", status.exception);
+    if status.exception.is_empty() { what(status) } else { what(status) + &handles }
 }
 
 fn what(status: &RankStatus) -> String {
@@ -89,8 +85,8 @@ impl Facts<'_> {
         let ranks = if self.can_ask() { 0..self.size } else { this_rank..this_rank + 1 };
         text += &groups::lines(ranks.map(|rank| self.state(rank)), |rank| self.seconds(rank));
         if text.contains(" on comm#") {
-            text += "  comm#0, comm#1, ... are numbers that each rank gives for itself to communicators without a name: \
-                     Set_name tells them apart\n";
+            text += "  comm#0, comm#1, ... are numbers that each rank gives for itself to communicators without a name; \
+                     of those with the same ranks, only duplicates (Dup) are compared: Set_name tells them apart\n";
         }
         if let Some(status) = self.world.get(&subject).filter(|status| !status.last.is_empty()) {
             text += &format!("  last operations of rank {subject}:\n");
@@ -193,7 +189,7 @@ impl Facts<'_> {
         other != rank
             && match &wait.need {
                 Need::Collective { .. } | Need::Call => {
-                    !status.is_some_and(|status| status.waits.iter().any(has_come))
+                    status.is_none_or(|it| !it.waits.iter().any(has_come))
                 }
                 Need::Message { from, to, .. } => {
                     let is_it = |peer: &Peer| peer.rank.is_none_or(|rank| rank == other);

@@ -14,6 +14,10 @@ mpi4jax.notoken.allreduce(jnp.ones(3), MPI.SUM, comm=comm).block_until_ready()
 comm.Free()
 print(mpi4jax.transport_info())
 """
+GRIDS = """
+for grid in [MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size]) for _ in range(2)]:
+    mpi4jax.notoken.barrier(comm=grid)
+"""
 LINE = re.compile(r"r(\d+) \| \d\d:\d\d:\d\d\.\d{3} ([A-Z]+) (\w+) \| (.*)")
 
 
@@ -21,8 +25,8 @@ LINE = re.compile(r"r(\d+) \| \d\d:\d\d:\d\d\.\d{3} ([A-Z]+) (\w+) \| (.*)")
 def lines(mpirun):
     """lines(ranks, env): rank, level, target and message of each line of the log."""
 
-    def run(ranks, env):
-        job = mpirun(ranks, "-c", PROGRAM, env=env)
+    def run(ranks, env, more=""):
+        job = mpirun(ranks, "-c", PROGRAM + more, env=env)
         assert job.returncode == 0, job.stderr
         return LINE.findall(job.stderr), job
 
@@ -40,13 +44,18 @@ def test_without_the_setting_nothing_is_written(lines):
 
 
 def test_what_was_chosen_is_written_by_each_rank(lines):
-    found, _ = lines(2, {"MPI4JAX_LOG": "transport=info"})
-    assert {(level, target) for _, level, target, _ in found} == {("INFO", "transport")}
+    found, _ = lines(2, {"MPI4JAX_LOG": "transport=info,comm=info"}, GRIDS)
+    targets = {("INFO", "transport"), ("INFO", "comm")}
+    assert {(level, target) for _, level, target, _ in found} == targets
     for rank in range(2):
         of_rank = messages(found, rank, "transport")
         assert 'chosen platform=cpu reason="the default" transport=mpi' in of_rank
         assert 'chosen platform=cuda reason="the default" transport=staged' in of_rank
         assert of_rank.count("started platform=cpu transport=mpi") == 1
+        # The second of two unnamed grids of the same ranks.
+        (of_grid,) = messages(found, rank, "comm")
+        words = "an earlier communicator has the same ranks and name"
+        assert of_grid.startswith(f'not compared comm=comm#2 rank={rank} reason="{words}')
 
 
 def test_communicators_libraries_and_memory(lines):
