@@ -47,16 +47,16 @@ pub struct Cell {
     /// How many collectives, and how many messages, this rank has begun.
     pub number: AtomicU64,
     pub messages: AtomicU64,
-    /// Collectives that run now, in whichever thread.
-    pub running: AtomicU32,
+    /// The number of the last collective that has ended: less than `number` while one runs.
+    ended: AtomicU64,
     /// A bit for each neighbor with which a collective could not be compared, because one of the ranks was far ahead.
     pub unchecked: AtomicU32,
-    /// Entry n % 2 is the hash of all collectives up to n.
-    pasts: [AtomicU64; 2],
     /// How many entries have changed since this number of collectives, and how many may before the next period is tried.
     changes: AtomicU32,
     patience: AtomicU32,
     counted_from: AtomicU64,
+    /// Entry n % 2 is the hash of all collectives up to n.
+    pasts: [AtomicU64; 2],
 }
 
 /// The next field begins a new cache line.
@@ -75,16 +75,17 @@ impl Cell {
     /// Makes it the cell of another communicator, whose id the caller stores at last.
     pub fn clear(&self) {
         self.id.store(u64::MAX, Ordering::Relaxed);
-        for number in [&self.number, &self.messages, &self.counted_from].into_iter().chain(&self.pasts) {
+        for number in [&self.number, &self.messages, &self.ended, &self.counted_from] {
             number.store(0, Ordering::Relaxed);
         }
         for number in [&self.flags, &self.unchecked, &self.tries, &self.changes, &self.patience] {
             number.store(0, Ordering::Relaxed);
         }
-        self.prints.as_flattened().iter().for_each(|number| number.store(0, Ordering::Relaxed));
+        let numbers = self.pasts.iter().chain(self.prints.as_flattened());
+        numbers.for_each(|number| number.store(0, Ordering::Relaxed));
     }
 
-    /// Notes a collective before it runs, and returns its number. If two threads do so at a time, the numbers mean nothing.
+    /// Notes a collective before it runs, and returns its number. If another collective runs, the numbers mean nothing.
     ///
     /// Two ranks note their collectives, and then each looks at the [`Self::print`] of the other. If the collectives differ, at least
     /// one of the ranks sees the difference, because the stores to entries and numbers, and the loads of both, are sequentially
@@ -106,7 +107,23 @@ impl Cell {
         let (before, after) = if number % 2 == 0 { (odd, even) } else { (even, odd) };
         // Who reads the new hash also reads the number of the collective before.
         after.store(mix(before.load(Ordering::Relaxed), print), Ordering::Release);
-        self.number.fetch_add(1, Ordering::SeqCst) + 1
+        let number = self.number.fetch_add(1, Ordering::SeqCst) + 1;
+        // All collectives before have ended, unless another thread is in one.
+        if self.ended.load(Ordering::Relaxed) + 1 != number {
+            self.set(THREADS);
+        }
+        number
+    }
+
+    /// A collective that was noted has ended.
+    #[inline(always)]
+    pub fn end(&self, number: u64) {
+        self.ended.store(number, Ordering::Release);
+    }
+
+    /// Whether a collective runs; unknown if the cell has [`THREADS`].
+    pub fn is_running(&self) -> bool {
+        self.number.load(Ordering::Acquire) != self.ended.load(Ordering::Acquire)
     }
 
     #[inline(always)]

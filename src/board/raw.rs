@@ -5,6 +5,10 @@ use crate::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 pub const FAILED: u64 = 1;
 /// A nonblocking operation that has not been waited for.
 pub const PENDING: u64 = 2;
+/// In place of the time at which an operation ended.
+pub const UNTIMED: u64 = 4;
+/// The lowest bit of the time at which an operation began: the time at which it ends is wanted.
+pub const TIMED: u64 = 1;
 
 /// An operation on the board.
 #[repr(C, align(64))]
@@ -12,8 +16,9 @@ pub const PENDING: u64 = 2;
 pub struct Raw {
     /// Its number in the process, from 1; 0 while it is written.
     pub ticket: AtomicU64,
+    /// The lowest bit is [`TIMED`].
     pub started: AtomicU64,
-    /// The time at which it ended; 0 while it runs. The lowest bits are [`FAILED`] and [`PENDING`].
+    /// The time at which it ended, or [`UNTIMED`]; 0 while it runs. The lowest bits are [`FAILED`] and [`PENDING`].
     pub ended: AtomicU64,
     count: AtomicU64,
     number: AtomicU32,
@@ -66,6 +71,11 @@ impl Raw {
             place.store(peer, Ordering::Relaxed);
         }
         self.ticket.store(plain.ticket, Ordering::Release);
+    }
+
+    /// From now on, the time is wanted at which the operation ends. If another operation takes its place meanwhile, that one is timed.
+    pub fn time(&self) {
+        self.started.fetch_or(TIMED, Ordering::Relaxed);
     }
 
     /// The operation; `None` if there is none, or another one takes its place.

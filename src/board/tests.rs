@@ -1,5 +1,5 @@
 use super::*;
-use crate::board::cell::{FREED, Print};
+use crate::board::cell::{FREED, Print, THREADS};
 use crate::board::raw::Raw;
 use crate::board::slot::{MESSAGES, PEERS, RECORDS};
 use crate::board::words::Words;
@@ -86,6 +86,17 @@ fn collectives_that_left_the_entries_are_compared_together() {
     let equal = Cell::default();
     (1..=19).for_each(|what| assert_ne!(equal.note(what, 0), 0));
     assert_eq!(equal.past(19).unwrap(), ahead.own_past(19));
+}
+
+#[test]
+fn collectives_of_two_threads_at_a_time_are_noticed() {
+    let cell = Cell::default();
+    let state = || (cell.is_running(), cell.has(THREADS));
+    (0..3).for_each(|_| cell.end(cell.note(1, 0)));
+    assert_eq!(state(), (false, false));
+    let first = cell.note(1, 0);
+    assert_eq!((first, state()), (4, (true, false)));
+    assert_eq!((cell.note(1, 0), state().1), (5, true));
 }
 
 #[test]

@@ -184,16 +184,17 @@ impl<'a> Call<'a> {
 
     /// The number of elements that a log line or an error calls the size of the operation: what this
     /// rank contributes, or what it receives where it contributes nothing.
+    #[inline(always)]
     pub fn items(&self) -> usize {
         let side = self.site.extents();
         let size = self.site.comm.size as usize;
-        let per_rank = |extent, buffer: Option<Buffer>| match extent {
-            Extent::None => None,
-            Extent::One | Extent::Variable => buffer.map(|b| b.count()),
-            Extent::PerRank => buffer.map(|b| b.count() / size),
+        let per_rank = |extent, buffer: &Option<Buffer>| match (extent, buffer) {
+            (Extent::None, _) | (_, None) => None,
+            (Extent::One | Extent::Variable, Some(buffer)) => Some(buffer.count()),
+            (Extent::PerRank, Some(buffer)) => Some(buffer.count() / size),
         };
         let others: usize = self.others.iter().map(|(send, _)| send.count()).sum();
-        per_rank(side.send, self.send).or(per_rank(side.recv, self.recv)).unwrap_or(0) + others
+        per_rank(side.send, &self.send).or_else(|| per_rank(side.recv, &self.recv)).unwrap_or(0) + others
     }
 
     /// How many messages this rank sends, to other ranks. `None` for collectives whose messages the MPI library chooses.

@@ -11,9 +11,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::clock;
-use crate::board::cell::THREADS;
 pub use crate::board::raw::Plain;
-use crate::board::raw::{FAILED, PENDING, Raw};
+use crate::board::raw::{FAILED, PENDING, Raw, TIMED, UNTIMED};
 use crate::board::slot::RECORDS;
 use crate::board::{Cell, Entry, Slot, own};
 use crate::call::{Call, Phase, Site};
@@ -53,7 +52,7 @@ pub struct Record {
     pub recvtag: i32,
     pub sendtag: i32,
     pub started: u64,
-    /// Equal to `started` while the operation runs.
+    /// Equal to `started` while the operation runs, and of a short one, whose end was not timed.
     pub ended: u64,
     pub state: RecordState,
     /// A nonblocking operation that has not been waited for.
@@ -97,9 +96,6 @@ pub fn begin(site: &Arc<Site>, call: &Call, print: impl FnOnce(usize) -> (u64, u
     let (slot, comm, row) = (own(), &*site.comm, site.op.row());
     let (count, dtype) = (call.items(), call.send.or(call.recv).map(|buffer| buffer.dtype()));
     let (sequence, cell) = if row.is_collective() {
-        if comm.cell().running.fetch_add(1, Ordering::Relaxed) > 0 {
-            comm.cell().set(THREADS);
-        }
         let (print, form) = print(count);
         (comm.cell().note(print, form), Some(comm.cell()))
     } else {
@@ -150,7 +146,7 @@ fn claim(slot: &'static Slot, mut plain: Plain) -> Option<&'static Raw> {
             continue;
         }
         plain.ticket = ticket;
-        plain.started = clock::ticks();
+        plain.started = clock::ticks() & !TIMED;
         raw.write(&plain);
         return Some(raw);
     }
@@ -185,14 +181,14 @@ impl Running {
 
     /// A copy of the record.
     pub fn record(&self) -> Option<Record> {
-        self.raw.and_then(|raw| read(own(), raw))
+        self.raw.and_then(|raw| record_of(&raw.read()?, own()))
     }
 
-    /// Ends the operation; a copy of its record.
+    /// Ends the operation; a copy of its record, with the time at which it has ended.
     pub fn end(self) -> Option<Record> {
-        let raw = self.raw;
+        let raw = self.raw.inspect(|raw| raw.time());
         drop(self);
-        raw.and_then(|raw| read(own(), raw))
+        raw.and_then(|raw| record_of(&raw.read()?, own()))
     }
 }
 
@@ -202,10 +198,13 @@ impl Drop for Running {
         let flags = if self.failed { FAILED } else { 0 };
         let kept = if self.is_kept.load(Ordering::Relaxed) { PENDING } else { 0 };
         if let Some(raw) = self.raw {
-            raw.ended.store((clock::ticks() & !3) | flags | kept, Ordering::Release);
+            // Reading the clock takes as long as all the rest of a record, and few want to know how long a short operation took.
+            let is_timed = raw.started.load(Ordering::Relaxed) & TIMED != 0;
+            let time = if is_timed { clock::ticks() & !3 } else { UNTIMED };
+            raw.ended.store(time | flags | kept, Ordering::Release);
         }
         if let Some(cell) = self.cell {
-            cell.running.fetch_sub(1, Ordering::Relaxed);
+            cell.end(self.sequence);
         }
     }
 }
@@ -226,10 +225,6 @@ pub fn waiting() -> Vec<i32> {
     plain.map(|plain| (plain.count >> COUNT) as i32).collect()
 }
 
-fn read(slot: &Slot, raw: &Raw) -> Option<Record> {
-    record_of(&raw.read()?, slot)
-}
-
 /// A record with the words of a rank's slot.
 pub fn record_of(plain: &Plain, slot: &Slot) -> Option<Record> {
     let op = Op::TABLE.get(plain.kind as usize & 0xff)?;
@@ -248,10 +243,10 @@ pub fn record_of(plain: &Plain, slot: &Slot) -> Option<Record> {
     let (number, is_collective) = (u64::from(plain.number), op.is_collective());
     let words = slot.text.read(plain.line);
     let (line, forms) = Forms::split(&words);
-    let (ended, state) = match plain.ended {
-        0 => (plain.started, RecordState::Started),
-        ended if ended & FAILED == 0 => (ended, RecordState::Done),
-        ended => (ended, RecordState::Failed),
+    let state = match plain.ended {
+        0 => RecordState::Started,
+        ended if ended & FAILED == 0 => RecordState::Done,
+        _ => RecordState::Failed,
     };
     Some(Record {
         ticket: plain.ticket,
@@ -270,7 +265,7 @@ pub fn record_of(plain: &Plain, slot: &Slot) -> Option<Record> {
         recvtag,
         sendtag: if is_collective { 0 } else { sendtag },
         started: plain.started,
-        ended,
+        ended: plain.ended.max(plain.started),
         state,
         is_pending: plain.ended != 0 && plain.ended & PENDING != 0,
     })
@@ -299,10 +294,14 @@ pub fn running(slot: &Slot) -> Vec<Record> {
     wanted(slot, RECORDS, |ended| ended == 0)
 }
 
-/// Keeps the words on the board of operations that have not completed, and of the last ones.
+/// Keeps the words on the board of operations that have not completed, and of the last ones. The former take so long that their end
+/// is timed.
 pub fn keep_words() {
     let (slot, last) = (own(), count());
-    for plain in slot.records.iter().filter_map(Raw::read) {
+    for (raw, plain) in slot.records.iter().filter_map(|raw| Some((raw, raw.read()?))) {
+        if plain.ended == 0 {
+            raw.time();
+        }
         if plain.ended == 0 || plain.ended & PENDING != 0 || plain.ticket + LAST > last {
             slot.text.keep(plain.comm);
             slot.text.keep(plain.line);
@@ -348,11 +347,12 @@ impl Record {
         self.op.name_of(self.phase)
     }
 
-    /// Seconds that the operation took, or has taken so far.
-    pub fn seconds(&self) -> f64 {
+    /// Seconds that the operation took, or has taken so far. `None`: it was short.
+    pub fn seconds(&self) -> Option<f64> {
+        let is_timed = self.ended > self.started;
         match self.state {
-            RecordState::Started => clock::seconds_since(self.started),
-            RecordState::Done | RecordState::Failed => clock::seconds(self.started, self.ended),
+            RecordState::Started => Some(clock::seconds_since(self.started)),
+            _ => is_timed.then(|| clock::seconds(self.started, self.ended)),
         }
     }
 }
@@ -444,9 +444,15 @@ mod tests {
         assert_eq!(first.record().unwrap().ticket, record.ticket);
         drop(others);
         first.fail();
+        let short = begin(&site, &call);
+        let ticket = short.record().unwrap().ticket;
+        drop(short);
+        keep_words(); // as the watchdog does, which sees it running
         drop(first);
-        let find = || records(own()).into_iter().find(|other| other.ticket == record.ticket);
-        assert_eq!(find().unwrap().state, RecordState::Failed);
+        let find = |ticket| records(own()).into_iter().find(|other| other.ticket == ticket).unwrap();
+        let (long, short) = (find(record.ticket), find(ticket));
+        assert_eq!((long.state, long.seconds().is_some()), (RecordState::Failed, true));
+        assert_eq!((short.state, short.seconds()), (RecordState::Done, None));
         assert!(records(own()).is_sorted_by_key(|record| record.ticket));
         assert_eq!(last(own(), 3).len(), 3);
     }

@@ -77,7 +77,7 @@ impl Trace {
             "pid": self.rank,
             "tid": 0,
             "ts": 1e6 * clock::unix(record.started),
-            "dur": 1e6 * record.seconds(),
+            "dur": 1e6 * record.seconds().unwrap_or_default(),
             "args": args,
         });
         writeln!(self.file, ",{span}")

@@ -171,17 +171,13 @@ pub fn before(call: &Call, running: &Running) -> Result<(), Error> {
 fn check_past(call: &Call, running: &Running) -> Result<(), Error> {
     let (comm, number) = (&*call.site.comm, running.sequence());
     let own = comm.cell();
-    for which in 0..comm.neighbors() {
-        let neighbor = neighbor(comm, which, number);
-        let Some((rank, cell)) = neighbor.filter(|_| own.unchecked.load(Ordering::Relaxed) & 1 << which != 0)
-        else {
-            continue;
-        };
+    let is_unchecked = |which: &usize| own.unchecked.load(Ordering::Relaxed) & 1 << which != 0;
+    for which in (0..comm.neighbors()).filter(is_unchecked) {
+        let Some((rank, cell)) = neighbor(comm, which, number) else { continue };
         let same = |number| Some(cell.past(number)? == own.own_past(number));
-        match [number, number - 1].into_iter().find_map(same) {
-            None => continue,
-            Some(false) => past_differs(call, running, (rank, cell))?,
-            Some(true) => {}
+        let Some(is_same) = [number, number - 1].into_iter().find_map(same) else { continue };
+        if !is_same {
+            past_differs(call, running, (rank, cell))?;
         }
         own.unchecked.fetch_and(!(1 << which), Ordering::Relaxed);
     }
@@ -281,16 +277,13 @@ fn hold(call: &Call, running: &Running, (rank, cell): (i32, &Cell), is_alike: bo
         if comm.cell().has(THREADS | MIXED) || cell.has(THREADS | MIXED) {
             return Ok(());
         }
-        if is_other_exchange(call, running, (rank, cell)) {
-            return different(call, running, rank);
-        }
-        let has_passed =
-            cell.number.load(Ordering::Acquire) > number || cell.running.load(Ordering::Acquire) == 0;
+        let has_passed = cell.number.load(Ordering::Acquire) > number || !cell.is_running();
         let held = start.elapsed();
-        if ours && held > HOLD[0]
-            || (held > HOLD[1] && are_all_in(comm) && (is_alike || is_certain(call, running, rank)))
+        if is_other_exchange(call, running, (rank, cell))
+            || ours && held > HOLD[0]
+            || held > HOLD[1] && are_all_in(comm) && (is_alike || is_certain(call, running, rank))
         {
-            return different(call, running, rank);
+            return Err(call.site.error(Cause::Mismatch { report: end_with(&texts(call, running, rank)) }));
         }
         if !ours && (has_passed || held > HOLD[1]) {
             doubt(comm, &texts(call, running, rank));
@@ -330,18 +323,14 @@ fn is_certain(call: &Call, running: &Running, rank: i32) -> bool {
 
 /// Whether all members are on this host, and each is in a collective on the communicator.
 fn are_all_in(comm: &Comm) -> bool {
-    let is_in = |cell: &Cell| cell.running.load(Ordering::Acquire) > 0;
+    let is_in = |cell: &Cell| cell.is_running() && !cell.has(THREADS);
     comm.world.iter().all(|&rank| comm.cell_of(rank).is_some_and(is_in))
 }
 
 /// The record of another rank's collective of this number.
 fn its_record(call: &Call, running: &Running, rank: i32) -> Option<Record> {
-    record_of(rank, running.sequence(), call.site.comm.comm_id())
-}
-
-/// The record of a rank's collective of this number on a communicator.
-fn record_of(rank: i32, number: u64, comm: CommId) -> Option<Record> {
-    records_of(rank, comm).into_iter().rev().find(|record| record.sequence == number)
+    let records = records_of(rank, call.site.comm.comm_id());
+    records.into_iter().rev().find(|record| record.sequence == running.sequence())
 }
 
 /// The records of a rank's collectives on a communicator.
@@ -394,12 +383,6 @@ const WHY_MESSAGE: &str = "ranks may also use the communicator through mpi4py, s
 const WHY_FORM: &str =
     "leaves of different names or shapes have the same bytes and may be confused, so the job goes on";
 
-/// The operations of two ranks differ, which is certain.
-#[cold]
-fn different(call: &Call, running: &Running, rank: i32) -> Result<(), Error> {
-    Err(call.site.error(Cause::Mismatch { report: end_with(&texts(call, running, rank)) }))
-}
-
 /// Aborts the job because these operations differ. Returns the report if the job was not aborted.
 fn end_with(texts: &[(i32, String)]) -> String {
     let report = format!("the operations of the ranks do not match {OFF}{}", listed(texts));
@@ -430,7 +413,8 @@ pub fn end_different(report: &str, ranks: &[i32]) {
 /// The collectives of this number differ between a rank of this host and one of another, which does this, as far as is known.
 pub fn between_hosts(found: &Between, other: &str) {
     let Some(cell) = board().slot(found.near).and_then(|slot| slot.cell(found.comm)) else { return };
-    let record = record_of(found.near, found.number, CommId::of_cell(cell));
+    let mut records = records_of(found.near, CommId::of_cell(cell)).into_iter().rev();
+    let record = records.find(|record| record.sequence == found.number);
     let near = record.map_or_else(|| format!("collective #{}", found.number), |record| record.to_string());
     let texts = [(found.near, near), (found.far, other.to_owned())];
     end_or_doubt(&texts, comm::is_default(CommId::of_cell(cell).class));

@@ -25,8 +25,7 @@ fn of_rank(rank: i32, size: usize, slot: &Slot) -> Value {
         fields["comm"] = json!((&record.comm.key, record.comm.generation, &record.comm.world));
         fields
     };
-    let now =
-        records.iter().map(|record| record.started.max(record.ended)).max().unwrap_or_else(clock::ticks);
+    let now = records.iter().map(|record| record.ended).max().unwrap_or_else(clock::ticks);
     json!({
         "rank": rank,
         "size": size,

@@ -56,7 +56,7 @@ fn need_of(record: &Record) -> Need {
 fn wait_of(record: &Record) -> Wait {
     let id = WaitId::Operation(record.ticket);
     let wait = Wait::new(id, need_of(record), record.comm.world.clone(), record.to_string());
-    Wait { seconds: record.seconds(), has_line: !record.line.is_empty(), ..wait }
+    Wait { seconds: record.seconds().unwrap_or_default(), has_line: !record.line.is_empty(), ..wait }
 }
 
 /// "1.2 s", "3.4 ms", "5.6 us"
@@ -69,14 +69,13 @@ fn time(seconds: f64) -> String {
 }
 
 fn line(record: &Record) -> String {
-    let seconds = record.seconds();
-    match record.state {
-        RecordState::Started => format!("{record}: for {}", time(seconds)),
-        RecordState::Failed => format!("{record}: failed after {}", time(seconds)),
-        RecordState::Done => {
-            let ago = time(clock::seconds_since(record.ended));
-            format!("{record}: took {}, ended {ago} ago", time(seconds))
-        }
+    let ago = time(clock::seconds_since(record.ended));
+    match (record.state, record.seconds().map(time)) {
+        (RecordState::Started, _) => format!("{record}: for {ago}"),
+        (RecordState::Failed, Some(time)) => format!("{record}: failed after {time}"),
+        (RecordState::Failed, None) => format!("{record}: failed"),
+        (RecordState::Done, Some(time)) => format!("{record}: took {time}, ended {ago} ago"),
+        (RecordState::Done, None) => format!("{record}: began {ago} ago"),
     }
 }
 

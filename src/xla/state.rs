@@ -309,7 +309,7 @@ unsafe fn register(api: *const Api) -> Result<TypeId, Cause> {
 ///
 /// # Safety
 /// `function` is of `frame`'s API.
-#[inline]
+#[inline(always)]
 unsafe fn call_with_state<const GPU: bool>(
     frame: &CallFrame,
     name: &'static str,

@@ -85,7 +85,6 @@ impl Job {
     /// What `recorder::begin` and `compare::before` read and write in a collective.
     fn begins(&self, me: usize, what: u64) {
         let (own, its) = (self.cells[me], &self.slots[1 - me]);
-        own.running.fetch_add(1, Relaxed);
         let number = own.note(what, 0);
         self.record(me);
         assert_eq!(own.flags.load(Relaxed), 0);
@@ -101,7 +100,7 @@ impl Job {
     }
 
     fn ends(&self, me: usize) {
-        self.cells[me].running.fetch_sub(1, Relaxed);
+        self.cells[me].end(self.cells[me].number.load(Relaxed));
     }
 
     fn peer(&self, me: usize) -> &Peer {

@@ -159,17 +159,29 @@ impl Reducer {
     ///
     /// # Safety
     /// Both hold as much as `buffer`, where they are places.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn in_pieces(
         &self,
         buffer: &Buffer,
         (from, to): (*mut c_void, *mut u8),
         mut step: impl FnMut(*mut c_void, *mut c_void, c_int) -> Result<(), Cause>,
     ) -> Result<(), Cause> {
-        let limit = count_limit();
-        if self.width == 1 && buffer.count() <= limit {
+        if self.width == 1 && buffer.count() <= count_limit() {
             return step(from, to.cast(), buffer.count() as c_int);
         }
+        // SAFETY: promised by the caller.
+        unsafe { self.in_several(buffer, (from, to), &mut step) }
+    }
+
+    /// See `in_pieces`.
+    #[inline(never)]
+    unsafe fn in_several(
+        &self,
+        buffer: &Buffer,
+        (from, to): (*mut c_void, *mut u8),
+        step: &mut dyn FnMut(*mut c_void, *mut c_void, c_int) -> Result<(), Cause>,
+    ) -> Result<(), Cause> {
+        let limit = count_limit();
         if !buffer.count().is_multiple_of(self.width) {
             return Err(Cause::Pairs { count: buffer.count() });
         }
