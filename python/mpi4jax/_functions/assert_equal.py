@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -127,11 +127,15 @@ def _digest(leaves: Sequence[_Leaf]) -> jax.Array:
 
 def _compare_forms(op: str, form: bytes, comm: MPI.Intracomm | None) -> None:
     mine = np.frombuffer(form[:_FORM].ljust(_FORM), np.uint8)
-    everyones = allgather(mine, comm=comm)
+    _call_now_or_when_run(functools.partial(_report_forms, op), allgather(mine, comm=comm))
+
+
+def _call_now_or_when_run(report: Callable[..., None], *arrays: Any) -> None:
+    """Call a function with arrays at once, or when a traced function runs."""
     if compat.trace_state_clean():
-        _report_forms(op, everyones)
+        report(*arrays)
     else:
-        jax.debug.callback(functools.partial(_report_forms, op), everyones)
+        jax.debug.callback(report, *arrays)
 
 
 def _report_forms(op: str, everyones: Any) -> None:
@@ -162,13 +166,7 @@ def _compare_values(op: str, leaves: Sequence[_Leaf], comm: MPI.Intracomm | None
     first = allreduce(first, MPI.MIN, comm=comm)
     there = [jnp.take(bits, i, axis=0, mode="clip") for bits, i in zip(mine, first, strict=True)]
     values = allgather(there, comm=comm)
-    report = functools.partial(_report, op, leaves)
-    if compat.trace_state_clean():
-        report(first, values)
-    else:
-        differs = functools.reduce(jnp.minimum, first, _NOWHERE) < _NOWHERE
-        say = functools.partial(jax.debug.callback, report)
-        lax.cond(differs, say, lambda *_: None, first, values)
+    _call_now_or_when_run(functools.partial(_report, op, leaves), first, values)
 
 
 class _Leaf:
