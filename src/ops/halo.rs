@@ -232,6 +232,7 @@ impl Halo {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::Dtype;
 
     #[test]
     fn cells_that_a_block_does_not_have_are_errors() {
@@ -248,5 +249,44 @@ mod tests {
             assert!(make(vec![], wrong).is_err());
         }
         assert!(make(vec![(1, 0, vec![(0, 7)])], vec![]).is_err());
+    }
+
+    /// The messages that were asked for: of each, the peer and the bytes, which are negative if it is sent. Nines are received.
+    #[derive(Default)]
+    struct Asked(Vec<(i32, isize)>);
+
+    impl Wire for Asked {
+        unsafe fn receive(&mut self, peer: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
+            // SAFETY: promised by the caller.
+            unsafe { into.write_bytes(9, bytes) };
+            self.0.push((peer, bytes as isize));
+            Ok(())
+        }
+
+        unsafe fn send(&mut self, peer: i32, _: *mut u8, bytes: usize) -> Result<(), Cause> {
+            self.0.push((peer, -(bytes as isize)));
+            Ok(())
+        }
+
+        fn wait(&mut self) -> Result<(), Cause> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_message_goes_only_where_cells_go() {
+        // Cell 4 goes to cell 0 of the same block, cell 1 goes to rank 1, and cell 5 comes from rank 2.
+        let face = |peer, cell| (peer, 0, vec![(cell, cell + 1)]);
+        let (sends, receives) = (vec![face(0, 4), face(1, 1)], vec![face(0, 0), face(2, 5)]);
+        for (adjoint, expected) in [(false, [5, 2, 3, 4, 5, 9]), (true, [6, 0, 3, 4, 0, 15])] {
+            let (sends, receives) = (sends.clone(), receives.clone());
+            let fields = HaloFields { itemsize: 1, shapes: vec![vec![6]], adjoint, sends, receives };
+            let (mut from, mut to, mut wire) = ([1, 2, 3, 4, 5, 6], [0; 6], Asked::default());
+            // SAFETY: both have six elements, and nothing else uses them.
+            let buffer = |data: &mut [u8; 6]| unsafe { Buffer::new(data.as_mut_ptr(), Dtype::Uint8, 6) };
+            let blocks = [(buffer(&mut from), buffer(&mut to))].into_iter();
+            Halo::new(0, 3, &fields).unwrap().exchange(blocks, 0, &mut wire).unwrap();
+            assert_eq!((to, wire.0), (expected, vec![(2, 1), (1, -1)]), "adjoint: {adjoint}");
+        }
     }
 }

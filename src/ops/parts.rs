@@ -395,6 +395,12 @@ mod tests {
         assert!(of(&[], &[part(0, 0, 1), part(2, 1, 2)]).covers(Some(&buffer(&mut to))));
         assert!(!of(&[], &[part(0, 0, 1), part(2, 1, 1)]).covers(Some(&buffer(&mut to))), "the last is left");
         assert!(!of(&[], &[part(0, 1, 2)]).covers(Some(&buffer(&mut to))), "the first is left");
+        for (last, cleared) in [(2, [7; 3]), (1, [0; 3])] {
+            to.fill(7);
+            // SAFETY: nothing else uses the result.
+            unsafe { of(&[], &[part(0, 0, 1), part(2, 1, last)]).clear(&buffer(&mut to)) };
+            assert_eq!(to, cleared, "zeros only where a part is left");
+        }
     }
 
     #[test]

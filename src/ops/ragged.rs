@@ -233,6 +233,8 @@ mod tests {
         assert!(what.contains("'capacity' must be at least the 12 rows that rank 1 receives"), "{what}");
         assert!(what.contains("(5 from rank 0, 7 from rank 1), got 11"), "{what}");
         assert!(ragged(9, 12).parts(&[1, 2], &[5, 7], "").is_ok());
+        let what = said(ragged(9, 11).parts(&[1, 2], &[0, 12], ""));
+        assert!(what.contains("receives (12 from rank 1), got 11"), "{what}");
     }
 
     #[test]
@@ -241,6 +243,7 @@ mod tests {
         assert!(what.contains("2 numbers of rows, no more than the 2 of x, and under vmap the same for all elements, got 3 (1, 2)"), "{what}");
         assert!(what.ends_with(", solver.py:3"), "{what}");
         assert!(said(ragged(2, 9).parts(&[3, -1], &[1, 1], "")).contains("got 2 (3, -1)"));
+        assert_eq!([16, 17].map(|n| listed(&vec![1; n]).ends_with(", ...)")), [false, true]);
     }
 
     /// What two ranks say. One of them passes counts that are wrong, or has too small a capacity.

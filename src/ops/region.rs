@@ -214,5 +214,7 @@ mod tests {
         assert_eq!((region.offset, region.run, region.outer.len()), (80, 80, 0));
         let column = Region::new(4, &[3, 4, 5], &[0..3, 0..4, 4..5]);
         assert_eq!((column.offset, column.run, &*column.outer), (16, 4, &[(12, 20)][..]));
+        let edge = Region::new(4, &[3, 4, 5], &[0..3, 1..2, 4..5]);
+        assert_eq!((edge.offset, edge.run, &*edge.outer), (36, 4, &[(3, 80)][..]));
     }
 }

@@ -53,6 +53,10 @@ fn send(rank: i32, tag: i32) -> Wait {
     message(None, peer(rank, tag))
 }
 
+fn send_on(comm: CommId, rank: i32, tag: i32) -> Wait {
+    wait(Need::Message { comm, key: KEY, from: None, to: peer(rank, tag) })
+}
+
 fn sendrecv(source: i32, dest: i32) -> Wait {
     message(peer(source, 0), peer(dest, 0))
 }
@@ -164,6 +168,38 @@ fn what_is_certain_what_is_stuck_and_what_goes_on() {
             "of another tag",
             [waits([recv(1, 7)]), with(waits([recv(0, 7)]), started(send(0, 8))), in_barrier()],
             STUCK,
+        ),
+        (
+            "of another communicator",
+            [waits([recv(1, 7)]), with(waits([recv(0, 7)]), started(send_on(C, 0, 7))), in_barrier()],
+            STUCK,
+        ),
+        (
+            "a rank whose wait is reported as late",
+            [
+                with(waits([recv(1, 0)]), |rank| rank.waits[0].late = "for 60 s".into()),
+                waits([recv(2, 0)]),
+                waits([recv(0, 0)]),
+            ],
+            NOTHING,
+        ),
+        (
+            "messages that were not counted by rank, and received",
+            [
+                with(waits([recv(1, 7)]), |rank| rank.others = [weight(7); 2]),
+                waits([recv(0, 7)]),
+                waits([recv(0, 7)]),
+            ],
+            STUCK,
+        ),
+        (
+            "messages that were not counted by rank, and not received",
+            [
+                with(waits([recv(1, 7)]), |rank| rank.others = [weight(7), 0]),
+                waits([recv(0, 7)]),
+                waits([recv(0, 7)]),
+            ],
+            NOTHING,
         ),
         ("half an exchange", [waits([sendrecv(2, 1)]), waits([recv(0, 7)]), waits([send(0, 0)])], NOTHING),
         ("all have come", [in_barrier(), in_barrier(), in_barrier()], NOTHING),
@@ -349,6 +385,18 @@ fn what_is_certain_what_is_stuck_and_what_goes_on() {
 fn a_rank_that_has_not_come_may_do_anything() {
     let world: World = (0..).zip([waits([recv(1, 7)]), waits([recv(0, 7)])]).collect();
     assert_eq!((outcome(&world, 3), outcome(&world, 2)), (NOTHING, STUCK));
+}
+
+#[test]
+fn a_finished_rank_is_the_reason_only_if_no_other_rank_is_missing() {
+    for (first, expected) in [
+        (recv(1, 7), Why::Finished(Some(1))),
+        (sendrecv(1, 2), Why::Stuck(vec![1, 2])),
+        (recv(-1, 7), Why::Stuck(vec![0, 1, 2])),
+    ] {
+        let world: World = (0..).zip([waits([first]), finished(0), waits([recv(0, 7)])]).collect();
+        assert_eq!(Verdict::new(&world).stuck().unwrap().1, expected);
+    }
 }
 
 /// A job of this number of ranks, and its outcome.
