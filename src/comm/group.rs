@@ -6,22 +6,25 @@ use mpi::traits::Equivalence;
 
 use super::Comm;
 use crate::error::Cause;
-use crate::mpilib::check;
+use crate::mpilib::{check, handle, in_place};
 
 /// The ranks that take part in an exchange.
 #[derive(Clone, Copy, Debug)]
 pub enum Group<'a> {
     /// All ranks of the job.
     World,
+    /// A communicator that is not registered yet, by its [`handle_value`](crate::mpilib::handle_value).
+    Handle(usize),
     Of(&'a Comm),
 }
 
 impl Group<'_> {
     fn handle(self) -> MPI_Comm {
-        // SAFETY: a constant of the MPI shim; the handle was registered as a communicator's.
+        // SAFETY: a constant of the MPI shim; the others are handles of communicators.
         unsafe {
             match self {
                 Self::World => ffi::RSMPI_COMM_WORLD,
+                Self::Handle(value) => handle(value),
                 Self::Of(comm) => comm.handle(),
             }
         }
@@ -81,14 +84,20 @@ impl Group<'_> {
     }
 
     /// The two numbers of each rank. Collective.
+    ///
+    /// It is a reduction in which each rank has zeros at the places of the others. In the first `MPI_Allgather` on a communicator, Open
+    /// MPI sends some 20 messages from each rank to make communicators of each host; it makes others for `MPI_Allreduce`, which programs
+    /// call anyway.
     pub fn all_pairs(self, ours: [u64; 2]) -> Result<Vec<[u64; 2]>, Cause> {
         let mut all = vec![[0u64; 2]; self.size()?];
-        // SAFETY: a pair for each rank, of the type that is named.
+        all[self.rank()? as usize] = ours;
+        // SAFETY: two numbers for each rank, of the type that is named; constants of the MPI shim.
         let code = unsafe {
-            let (from, to, t) = (ours.as_ptr().cast(), all.as_mut_ptr().cast(), ffi::RSMPI_UINT64_T);
-            ffi::MPI_Allgather(from, 2, t, to, 2, t, self.handle())
+            let (to, n) = (all.as_mut_ptr().cast(), 2 * all.len() as i32);
+            let (t, or) = (ffi::RSMPI_UINT64_T, ffi::RSMPI_BOR);
+            ffi::MPI_Allreduce(in_place(), to, n, t, or, self.handle())
         };
-        check("MPI_Allgather", code)?;
+        check("MPI_Allreduce", code)?;
         Ok(all)
     }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::groups;
+use super::link::ANSWER_TIME;
 use super::state::{Key, Need, Peer, RankStatus, State, Wait, World, wait_of};
 use super::verdict::{Verdict, Why};
 use crate::board::ranks::Ranks;
@@ -57,11 +58,14 @@ fn what(status: &RankStatus) -> String {
 }
 
 impl Facts<'_> {
-    fn unknown(&self) -> &'static str {
+    fn unknown(&self) -> String {
         if self.asks_hosts {
-            "silent: no answer over MPI; the process, or the network, may be gone"
+            let time = ANSWER_TIME.as_secs();
+            format!(
+                "silent: no answer over MPI within {time} s; the process may be slow, stopped or gone, or the network interrupted"
+            )
         } else {
-            "unknown: it has not imported mpi4jax, or is on another host"
+            "unknown: it has not imported mpi4jax, or is on another host".into()
         }
     }
 
@@ -70,7 +74,7 @@ impl Facts<'_> {
     }
 
     fn state(&self, rank: i32) -> (String, i32) {
-        (self.world.get(&rank).map_or_else(|| self.unknown().into(), doing), rank)
+        (self.world.get(&rank).map_or_else(|| self.unknown(), doing), rank)
     }
 
     /// For how long a rank has done what it does.

@@ -72,9 +72,7 @@ def test_correct_jobs_survive_an_outage(tmp_path, seed):
 def test_an_outage_forever_is_said(tmp_path, seed):
     """The other host may as well be stopped by a debugger, so the job is not aborted."""
     job = random_jobs.Maker(seed, fault=True, two_hosts=True).job
-    silent = (
-        r"mpi4jax: allreduce .* has waited for .* silent: no answer over MPI; the process, or the"
-    )
+    silent = r"mpi4jax: allreduce .* has waited for .* silent: no answer over MPI within 5 s"
     status, output = run(job, tmp_path, silent, MPI4JAX_REPORT_AFTER=4, MPI4JAX_DEADLOCK_AFTER=8)
     assert status is None, output
     assert re.search(silent, output), output

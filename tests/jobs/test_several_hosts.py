@@ -139,7 +139,7 @@ def without_board(tmp_path, count):
 
 def silent_ranks(count):
     """The pattern of the ranks of the second host: ranks are distributed over the hosts in turn."""
-    return rf"ranks 1, {1 + count} are silent: no answer over MPI"
+    return rf"ranks 1, {1 + count} are silent: no answer over MPI within 5 s"
 
 
 def frozen(tmp_path, count):

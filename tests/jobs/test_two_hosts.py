@@ -37,7 +37,7 @@ TIMEOUT = 6
 
 # What goes wrong, whether the hosts see one directory, and what rank 0 says of rank 1.
 CASES = [
-    ("cut", True, "rank 1 is silent: no answer over MPI"),
+    ("cut", True, "rank 1 is silent: no answer over MPI within 5 s"),
     ("elsewhere", False, r"rank 1 is in no operation; .*Python is at .*program.py:16"),
     # The answer of a host does not wait for the copy of its board.
     ("elsewhere, and its disk hangs", False, r"rank 1 is in no operation; .*program.py:16"),

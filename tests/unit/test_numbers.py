@@ -71,6 +71,7 @@ def of_the_code():
         *(stuck, stuck - warning, warning, default("MPI4JAX_REPORT_AFTER")),
         judged + constant(watchdog, "LOOK"),
         constant(watchdog, "ASK_AFTER"),
+        constant("src/watch/link.rs", "ANSWER_TIME"),
         constant(watchdog, "ONE_REQUEST") / 1000,
         of_jax("heartbeat_timeout_seconds", 100),
         of_jax("shutdown_timeout_seconds", 300),
