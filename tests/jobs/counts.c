@@ -49,6 +49,21 @@ static const char *const names[] = {FUNCTIONS(NAME)};
 static struct { long calls, bytes, messages; } counted[FUNCTIONS_COUNT];
 static int is_counting;
 
+// The communicators of collective functions, each once: MPI libraries set one up with messages in its first collective.
+enum { MOST_COMMUNICATORS = 64 };
+static long communicators[MOST_COMMUNICATORS];
+static int communicators_count;
+
+static void note(const char *name, long comm) {
+    if (strncmp(name, "MPI_Comm_", 9) == 0 || strncmp(name, "MPI_Type_", 9) == 0)
+        return;
+    for (int i = 0; i < communicators_count; i++)
+        if (communicators[i] == comm)
+            return;
+    if (communicators_count < MOST_COMMUNICATORS)
+        communicators[communicators_count++] = comm;
+}
+
 static int find(struct dl_phdr_info *info, size_t size, void *found) {
     const char **name = found;
     void *library = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
@@ -84,6 +99,8 @@ static long size_of(long type) {
 static void count(int number, enum how how, int at_count, int at_type, int at_comm, int at_dest, const long *args) {
     if (!is_counting)
         return;
+    if (at_dest < 0)
+        note(names[number], args[at_comm]);
     long bytes = 0, messages = 0;
     int rank = -1, ranks = 0;
     if (at_dest >= 0 || how == VECTOR || how == TYPES) {
@@ -124,8 +141,11 @@ FUNCTIONS(DEFINE)
 
 void counts_begin(void) {
     memset(counted, 0, sizeof counted);
+    communicators_count = 0;
     is_counting = 1;
 }
+
+int counts_communicators(void) { return communicators_count; }
 
 // A line for each function that has been called: name, calls, bytes, messages.
 const char *counts_end(void) {

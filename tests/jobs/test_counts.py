@@ -40,7 +40,7 @@ def count(mpirun, counting, tmp_path):
             *(ranks, program, tmp_path / "counts.json", *names),
             env={**counting, **dict(env)},
             # Each rank imports JAX and compiles for itself, on two cores that others use too.
-            time_limit=max(100, 30 * ranks),
+            time_limit=60 + 60 * ranks,
         )
         assert result.returncode == 0, result.stderr
         of_ranks = json.loads((tmp_path / "counts.json").read_text())
@@ -57,10 +57,12 @@ def count(mpirun, counting, tmp_path):
     return run
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("ranks", [2, 3, 4, *(pytest.param(n, marks=MORE) for n in (8, 16))])
-def test_counts(count, ranks):
-    assert count(ranks) > 15
+def test_counts(count, ranks, request):
+    """All rows on 2 ranks. Some solvers run on other numbers only in `make test-matrix`."""
+    with_all = ranks == 2 or request.config.option.keyword
+    assert count(ranks, *([] if with_all else ["--quick"])) > (60 if with_all else 50)
 
 
 def test_counts_with_check(count):
@@ -79,7 +81,7 @@ library, x = ctypes.CDLL(None), jnp.ones(3, jnp.float32)
 library.counts_end.restype = ctypes.c_char_p
 library.counts_begin()
 m.allreduce(x, MPI.SUM).block_until_ready()
-if rank == 0: print(library.counts_end().decode())
+if rank == 0: print(library.counts_end().decode(), library.counts_communicators(), "communicators")
 """
 
 
@@ -89,5 +91,7 @@ def test_the_first_allreduce_on_two_hosts(mpirun, counting, tmp_path):
     result = mpirun(2, tmp_path / "first.py", env=counting)
     assert result.returncode == 0, result.stderr
     calls = dict(re.findall(r"(MPI_\w+) (\d+ \d+) \d+", result.stdout))
-    # A hash of each rank's host and of its settings; whether a rank has a GPU, and 12 bytes.
-    assert calls == {"MPI_Allgather": "1 16", "MPI_Comm_dup": "2 0", "MPI_Allreduce": "2 13"}
+    # Hashes of each rank's host and of its settings; whether a rank has a GPU, and 12 bytes.
+    assert calls == {"MPI_Comm_dup": "2 0", "MPI_Allreduce": f"3 {2 * 16 + 1 + 12}"}
+    # All on the default communicator: Open MPI sends messages in the first reduction on each.
+    assert "1 communicators" in result.stdout, result.stdout

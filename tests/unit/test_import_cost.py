@@ -69,3 +69,24 @@ def test_programs_that_never_communicate_make_less_than_one_percent_more_calls()
     # A tracer, an equation and a lowered module call one function of mpi4jax each. On JAX 0.12 the
     # counts of two runs differ by up to 0.1 %, which is more than one program has of them.
     assert 0 < max(more.values()) < 0.01, more
+
+
+MODULES = """
+import sys, jax, jax.numpy, mpi4py.MPI
+before = {*sys.modules}
+import mpi4jax
+after = {*sys.modules} - before
+own = {name for name in after if name.partition(".")[0] == "mpi4jax"}
+print(len(own), len(after - own))
+"""
+
+
+def test_the_import_reads_few_files():
+    """A file for each module. JAX and mpi4py read some 700 before, whatever mpi4jax does."""
+    env = {**os.environ, "MPI4JAX_TRANSPORT": "mpi"}
+    command = [sys.executable, "-c", MODULES]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    own, others = map(int, done.stdout.split())
+    assert 100 < own <= 155, own
+    # Of JAX and of the standard library: `jax.extend`, `multiprocessing`.
+    assert others <= 60, others

@@ -59,8 +59,8 @@ def multigrid(
 
     Returns:
         A function for the argument ``M`` of :func:`cg`, of an array of ``block.shape``. Each level
-        takes six halo exchanges. If the blocks cannot be halved, the residual is redistributed to
-        blocks that can, and back.
+        applies the operator six times, and takes two more halo exchanges. If the blocks cannot be
+        halved, the residual is redistributed to blocks that can, and back.
 
     Raises:
         TypeError: if ``levels`` is not an integer.
@@ -116,10 +116,17 @@ def multigrid(
         def upwards(u: Field) -> Field:
             return _prolonged(halo_exchange(coarser[0].with_ghosts(u), coarser[0], border=border))
 
+        def downwards_of(dtype: Any) -> Callable[[Field], Any]:
+            return jax.linear_transpose(upwards, jnp.zeros(coarser[0].shape, dtype))
+
+        # `linear_transpose` exchanges zeros once: here, instead of in each cycle.
+        usual = jnp.result_type(diagonal)
+        downwards = downwards_of(usual)
+
         def cycle(r: Field) -> Field:
-            downwards = jax.linear_transpose(upwards, jnp.zeros(coarser[0].shape, r.dtype))
             u = smooth(r)
-            (residual,) = downwards(r - apply(u))
+            down = downwards if r.dtype == usual else downwards_of(r.dtype)
+            (residual,) = down(r - apply(u))
             u = u + upwards(correct(residual / 2**dimensions))
             return u + smooth(r - apply(u))
 
