@@ -152,7 +152,11 @@ SOLVERS = [
 FAULTS = "tests/jobs/test_faults.py"
 ENDING = ("a rank that raises", "a thread that raises", "a message too long")
 OF_JAX = (
-    [*WAYS, *SOLVERS, *files("order ad_oracle ad_order jit shard_map transforms")],
+    [
+        *WAYS,
+        *SOLVERS,
+        *files("order ad_oracle ad_order jit shard_map shard_map_messages transforms"),
+    ],
     ["tests/unit", *(f"{FAULTS}::test_fault[{name}]" for name in ENDING)],
 )
 IN_PIECES = "tests/ranks/test_overlap.py::test_large_messages_in_pieces"
