@@ -597,6 +597,25 @@ def test_rules_in_a_shard_map_over_some_axes(kind, is_nested, check_vma):
     np.testing.assert_allclose(value, everyones.sum(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
+@pytest.mark.parametrize("check_vma", [True, False], ids=["", "without check_vma"])
+def test_a_nested_shard_map_has_blocks(check_vma, jit):
+    """Each rank computes on its block of a vector, and the blocks are gathered."""
+    mesh, how = mpi4jax.Mesh((1, N), ("a", "b"), comm=COMM), {"check_vma": check_vma}
+
+    def scaled(y):
+        return y * lax.psum(y.sum(), "b") + lax.axis_index("b")
+
+    def f(x):
+        specs = {"in_specs": P("b"), "out_specs": P("b"), "axis_names": {"b"}}
+        return jax.shard_map(scaled, **specs, **how)(x) + lax.psum(x, "a")
+
+    specs = {"in_specs": P("a"), "out_specs": P("a"), "axis_names": {"a"}}
+    x = jnp.arange(2.0 * N)
+    found = jit(mpi4jax.shard_map(f, mesh=mesh, **specs, **how))(x)
+    np.testing.assert_allclose(found, x * x.sum() + x + jnp.repeat(jnp.arange(N), 2))
+
+
 def test_a_function_without_a_result():
     seen = []
     f = mpi4jax.shard_map(seen.append, mesh=mpi4jax.Mesh(comm=COMM), in_specs=ROWS, out_specs=None)

@@ -115,10 +115,13 @@ class BlockTrace(core.Trace):  # type: ignore[misc]
             found.append(trace.process_shard_map(primitive, fun, xs, **params))
             return list(found[-1])
 
+        def step(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+            with self.outside.again():  # not in the mesh of the equation
+                return self.step(eqn, operands)
+
         traced = traces.trace_python(nested, args)
         consts, values = ([self.value(x) for x in xs] for xs in (traced.consts, args))
-        with self.outside.again():
-            values = compat.evaluate(traced.jaxpr, consts, values, self.step)
+        values = compat.evaluate(traced.jaxpr, consts, values, step)
         results = [Block(self, *pair) for pair in zip(traced.out_avals, values, strict=True)]
         return found[-1].update(results) if hasattr(found[-1], "update") else results
 
