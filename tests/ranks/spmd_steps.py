@@ -128,7 +128,7 @@ def gradient_step(name, shard_map):
 
 
 def arguments(name, n, parts):
-    """The shapes of the arguments on ``n`` devices, of which each is divided into ``parts``."""
+    """The shapes of the arguments on ``n`` devices, each divided into ``parts`` along "i"."""
 
     def block(shape, spec):
         spec = (*spec, *[None] * len(shape))

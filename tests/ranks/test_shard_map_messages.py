@@ -17,7 +17,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "from-shard-map.md"
 
 
 def table(column):
-    """What a column of the page says of each step: how many collectives of which kind."""
+    """What a column of the page says of each step: the number of collectives of each kind."""
     lines = PAGE.read_text().partition("<!-- collectives of steps -->\n")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines.splitlines()]
     count = lambda cell: {kind: int(k) for k, kind in re.findall(r"(\d+) `([\w-]+)`", cell)}
