@@ -126,6 +126,25 @@ pub fn file_of(address: usize) -> Option<PathBuf> {
     }
 }
 
+/// Whether the caller is called, directly or not, by an exported C function whose name has `part` in it.
+pub fn is_called_by(part: &str) -> bool {
+    let mut frames = [std::ptr::null_mut(); 64];
+    // SAFETY: the array has room for as many addresses.
+    let count = unsafe { libc::backtrace(frames.as_mut_ptr(), 64) };
+    frames.iter().take(usize::try_from(count).unwrap_or(0)).any(|&address| {
+        // SAFETY: dladdr takes any address, and says whether it knows a symbol there, whose name the loader keeps.
+        unsafe {
+            let mut info: libc::Dl_info = std::mem::zeroed();
+            libc::dladdr(address, &mut info) != 0
+                && !info.dli_sname.is_null()
+                && CStr::from_ptr(info.dli_sname)
+                    .to_bytes()
+                    .windows(part.len())
+                    .any(|name| name == part.as_bytes())
+        }
+    })
+}
+
 /// A function of a C header as its bindings declare it, whose code is an enum there. A newer library has codes that are not in
 /// that enum, which would be undefined behavior: at an address that was found, it returns them as integers.
 pub trait Declared {

@@ -47,6 +47,30 @@ def test_timeline(mpirun, tmp_path):
     assert picture.stat().st_size > 0
 
 
+GROUPS = """
+import jax.numpy as jnp
+from mpi4py import MPI
+from mpi4jax import notoken as nt
+world, rank = MPI.COMM_WORLD, MPI.COMM_WORLD.rank
+if rank == 1: alone = world.Create_group(world.group.Incl([1]))
+first, second = world.Dup(), world.Dup()
+if rank == 0: alone = world.Create_group(world.group.Incl([0]))
+for i in range(20):
+    nt.allreduce(jnp.ones(3), MPI.SUM, comm=first).block_until_ready()
+    nt.allreduce(jnp.ones(5, jnp.int32), MPI.MAX, comm=second).block_until_ready()
+if rank == 0: nt.allreduce(jnp.ones(3), MPI.SUM, comm=first)
+else: nt.allreduce(jnp.ones(4), MPI.SUM, comm=first)
+"""
+
+
+def test_a_communicator_of_a_group_is_no_duplicate(mpirun, tmp_path):
+    """Open MPI copies attributes for it. The duplicates around it are told apart, and compared."""
+    (tmp_path / "program.py").write_text(GROUPS)
+    result = mpirun(2, tmp_path / "program.py")
+    assert "MAX" not in result.stderr, result.stderr
+    assert re.search(r"rank 0: allreduce #21 \(SUM, 3 x float32\)", result.stderr), result.stderr
+
+
 @pytest.mark.timeout(300)
 def test_signals_print_the_state_and_the_job_goes_on(tmp_path):
     """Also when Python runs, and its stack changes, while it is looked at."""

@@ -146,8 +146,9 @@ BEFORE = {
     *(f"fft.{name}" for name in ("dctn", "dstn", "idctn", "idstn")),
     *(f"linalg.{name}" for name in ("cg", "gmres", "minres", "bicgstab", "lsmr", "norm", "vdot")),
     *(f"linalg.{name}" for name in ("block_jacobi", "multigrid")),
-    *(f"sharding.{name}" for name in ("cut", "join", "shard_map", "device_put", "jit")),
-    *("sharding.with_sharding_constraint", "sharding.make_array_from_callback"),
+    *(f"sharding.{name}" for name in ("cut", "join", "global_shard_map", "device_put")),
+    *(f"sharding.{name}" for name in ("jit", "with_sharding_constraint")),
+    "sharding.make_array_from_callback",
     *(f"training.{name}" for name in ("clip_by_global_norm", "global_norm", "gpipe")),
     *("training.one_forward_one_backward", "training.unshard"),
 }

@@ -71,7 +71,7 @@ def test_a_timeline_that_cannot_be_written_is_an_error_of_the_import(tmp_path):
 )
 def test_a_switch_is_on_or_off_in_any_word(value, is_on, monkeypatch):
     monkeypatch.setenv("MPI4JAX_NOTOKEN", value)
-    assert settings.switch("MPI4JAX_NOTOKEN", default=not is_on) is is_on
+    assert settings.switch("MPI4JAX_NOTOKEN") is is_on
 
 
 def test_a_variable_that_does_not_exist_is_named(monkeypatch):
