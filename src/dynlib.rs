@@ -129,7 +129,7 @@ pub fn file_of(address: usize) -> Option<PathBuf> {
 /// Whether the caller is called, directly or not, by an exported C function whose name has `part` in it.
 pub fn is_called_by(part: &str) -> bool {
     let mut frames = [std::ptr::null_mut(); 64];
-    // SAFETY: the array has room for as many addresses.
+    // SAFETY: the array has space for as many addresses.
     let count = unsafe { libc::backtrace(frames.as_mut_ptr(), 64) };
     frames.iter().take(usize::try_from(count).unwrap_or(0)).any(|&address| {
         // SAFETY: dladdr takes any address, and says whether it knows a symbol there, whose name the loader keeps.
