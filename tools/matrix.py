@@ -56,9 +56,11 @@ OF_ANY_RANKS = [
     )
 ]
 GRIDS_AS_DEVICES = "tests/ranks/test_shard_map.py::test_ranks_of_a_grid_as_devices"
+RANDOM_MESHES = "tests/ranks/test_shard_map.py::test_random_functions_over_a_mesh"
 # What needs a mesh of two axes, each of two ranks.
 TWO_AXES = [
-    f"{GRIDS_AS_DEVICES}_outside_of_jit",
+    RANDOM_MESHES,
+    f"{RANDOM_MESHES}_outside_of_jit",
     "tests/ranks/test_shard_map.py::test_ppermute_numbers_ranks_in_the_order_of_the_mesh",
     "tests/ranks/test_shard_map_boundary.py::test_blocks_are_compared_along_the_other_axis",
     "tests/ranks/test_shard_map_boundary.py::test_replicated_arguments_are_compared_along_their_axes",
@@ -88,6 +90,7 @@ HERE = {
         *files("ops order ad_oracle any_source ragged overlap_messages"),
         *OF_ANY_RANKS,
         OPERATIONS_IN_SHARD_MAP,
+        RANDOM_MESHES,
         LEADING_AXES,
         *UNEVEN,
     ],
@@ -136,6 +139,9 @@ AT_SCALE = ["tests/jobs/test_counts.py", "tests/jobs/test_several_hosts.py"]
 # Random changes of checkpoints for about half a minute, other changes than in `make test`.
 HOSTILE = ["tests/ranks/test_hostile_checkpoints.py", "-k", "random"]
 MANY_HOSTILE = {"CHECKPOINTS": "20000", "CHECKPOINTS_SEED": "1"}
+
+# More random functions for `shard_map` over meshes of 2, 3 and 4 ranks, in this environment.
+MORE_MESHES = [*files("shard_map"), "-k", "more_random_functions"]
 
 # How many runs, or an environment that is made and runs. Ranks that wait leave the cores to others.
 AT_ONCE = 3
@@ -455,6 +461,8 @@ def main() -> int:
                 os.environ.update(MANY_HOSTILE)
                 runs.append(submit(1, HOSTILE, name="hostile checkpoints"))
                 runs.append(submit(0, [*AT_SCALE, "-k", "test_"], name="at scale"))
+                for ranks in (2, 3, 4):
+                    runs.append(submit(ranks, MORE_MESHES, name=f"meshes of {ranks} ranks"))
             runs += [submit(ranks, arguments) for ranks, arguments in here.items()]
             for run in [*runs, *environments.result()]:
                 results.add(run.result())

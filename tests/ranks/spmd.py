@@ -20,6 +20,8 @@ class Program:
     outs: object
     shapes: object
     grid: bool = False
+    mesh: tuple = ()  # the only one: a shape, and names of the axes
+    is_extra: bool = False  # not for `make test`
     is_exact: bool = False  # only moves data: equal to the bit
     has_derivative: bool = True
     not_in_jax: tuple = ()  # derivatives that JAX refuses or fails to compile
@@ -27,9 +29,17 @@ class Program:
     sizes: tuple = (1, 2, 3, 4)
     how: dict = field(default_factory=dict)
 
+    @property
+    def kind(self):
+        """One process computes JAX's results of all programs of a kind."""
+        if self.mesh:
+            return "more meshes" if self.is_extra else "meshes"
+        return "grids" if self.grid else "lines"
+
 
 PROGRAMS = {}
 FORWARD = ("tangent outside", "second derivative")
+REVERSE = ("gradient outside", "second derivative", "gradient inside")
 
 
 def program(ins, outs, *shapes, **how):
@@ -44,6 +54,8 @@ def meshes(p, n):
     """Shapes of meshes with their axes."""
     if n not in p.sizes:
         return []
+    if p.mesh:
+        return [p.mesh]
     return [(shape, ("a", "b")) for shape in GRIDS[n]] if p.grid else [((n,), ("i",))]
 
 
@@ -55,7 +67,7 @@ def arguments(p, n):
         shape = shape(n) if callable(shape) else shape
         if isinstance(shape, np.ndarray):
             return shape
-        return random.normal(size=shape).astype(np.float32)
+        return random.normal(size=shape).astype(jnp.result_type(float))
 
     return tuple(
         jax.tree.map(make, s, is_leaf=lambda s: callable(s) or type(s) is tuple) for s in p.shapes
@@ -124,6 +136,7 @@ def results(p, axes, mapped, args, part=lambda tree, specs: tree, known=None, ji
     ``mapped(f, in_specs, out_specs)`` is a `shard_map`, ``part`` takes a device's blocks of sharded
     arrays, and ``known`` are the results on all devices.
     """
+    axes = tuple(axis for axis in axes if axis in p.how.get("axis_names", axes))
     f, within = mapped(p.f, p.ins, p.outs), mapped(total_of(p, axes), p.ins, p.ins)
     whole = known["value"] if known else jax.eval_shape(f, *args)
     whole_args = known["arguments"] if known else args

@@ -1,8 +1,8 @@
 """Functions for `jax.shard_map`, of which `test_shard_map.py` compares what devices and ranks make.
 
-Each is written with names of JAX alone, for a mesh of `n` along the axis "i", or for one of two
-axes, "a" and "b". Run as a program, on `n` virtual devices of one process, this writes what JAX
-gives: `python spmd_programs.py lines n file`, or `grids` for meshes of two axes.
+Each is written with names of JAX alone, for a mesh of `n` along the axis "i", or for one of up to
+three axes, "a", "b" and "c". Run as a program, on `n` virtual devices of one process, this writes
+what JAX gives for the programs of a kind: `python spmd_programs.py kind n file`.
 """
 
 import pickle
@@ -23,7 +23,7 @@ def reference(kind, n):
     """The results of all programs of a kind on n devices, by their names and meshes."""
     found = {}
     for name, p in PROGRAMS.items():
-        for shape, axes in meshes(p, n) if p.grid == (kind == "grids") else ():
+        for shape, axes in meshes(p, n) if p.kind == kind else ():
             devices = np.array(jax.devices()[:n]).reshape(shape)
             mesh = jax.sharding.Mesh(devices, axes)
 

@@ -13,10 +13,22 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
-from spmd import AROUND, FORWARD, PROGRAMS, ROWS, Program, all_of, ring, rows, size, vary, varying
+from spmd import (
+    AROUND,
+    FORWARD,
+    PROGRAMS,
+    REVERSE,
+    ROWS,
+    Program,
+    all_of,
+    ring,
+    rows,
+    size,
+    vary,
+    varying,
+)
 
 WIDTH, DEPTH, SIZES = 4, 3, (2, 3)
-REVERSE = ("gradient outside", "second derivative", "gradient inside")
 
 
 def varies(x):

@@ -26,11 +26,15 @@ EAGERLY = [
     for name, mesh in CASES
     if PROGRAMS[name].f.__module__ in ("spmd_collectives", "spmd_inside")
     and name != "mutable_arrays"
-    and not PROGRAMS[name].grid
+    and PROGRAMS[name].kind == "lines"
 ]
-CHECKED = [case for case in CASES if not PROGRAMS[case[0]].grid][::8]
+ON_LINES = [case for case in CASES if PROGRAMS[case[0]].kind == "lines"]
+CHECKED = ON_LINES[::8]
 # Those that depend most on how many ranks there are: `make test` runs them on 1 and 4, too.
-ON_GRIDS = [(name, mesh) for name, mesh in CASES if PROGRAMS[name].grid]
+ON_GRIDS = [case for case in CASES if PROGRAMS[case[0]].kind == "grids"]
+# Random functions, each for a mesh of its own; those for `make test-matrix` alone.
+ON_MESHES = [case for case in CASES if PROGRAMS[case[0]].kind == "meshes"]
+MORE = [case for case in CASES if PROGRAMS[case[0]].kind == "more meshes"]
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +68,7 @@ def cases(kind, found):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name, grid, on_devices",
-    cases("lines", [case for case in CASES if case not in ON_GRIDS]),
-    indirect=["on_devices"],
+    "name, grid, on_devices", cases("lines", ON_LINES), indirect=["on_devices"]
 )
 def test_ranks_as_devices(name, grid, on_devices):
     compare(name, grid, on_devices)
@@ -89,12 +91,27 @@ def test_ranks_as_devices_outside_of_jit(name, grid, on_devices):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name, grid, on_devices",
-    cases("grids", [case for case in ON_GRIDS if case[0].startswith("random")][::2]),
-    indirect=["on_devices"],
+    "name, grid, on_devices", cases("meshes", ON_MESHES), indirect=["on_devices"]
 )
-def test_ranks_of_a_grid_as_devices_outside_of_jit(name, grid, on_devices):
+def test_random_functions_over_a_mesh(name, grid, on_devices):
+    compare(name, grid, on_devices)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name, grid, on_devices", cases("meshes", ON_MESHES[::2]), indirect=["on_devices"]
+)
+def test_random_functions_over_a_mesh_outside_of_jit(name, grid, on_devices):
     compare(name, grid, on_devices, jit=lambda f: f)
+
+
+@pytest.mark.one_in(2**33)  # none, but with -k or MPI4JAX_TEST_ALL
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name, grid, on_devices", cases("more meshes", MORE), indirect=["on_devices"]
+)
+def test_more_random_functions_over_a_mesh(name, grid, on_devices):
+    compare(name, grid, on_devices)
 
 
 @pytest.mark.timeout(600)
