@@ -113,17 +113,23 @@ fn open_first(name: Name, paths: &[OsString]) -> Result<(Library, String), Strin
     Err(format!("{} cannot be loaded ({})", name.soname, tried.join("; ")))
 }
 
-/// The library that the code at `address` belongs to.
-pub fn file_of(address: usize) -> Option<PathBuf> {
-    // SAFETY: dladdr takes any address, and says whether it knows it.
+/// The path of the library that the code at `address` belongs to, and the exported symbol that it is in.
+fn place_of(address: *const c_void) -> [Option<&'static CStr>; 2] {
+    // SAFETY: dladdr takes any address, and says whether it knows it. The words live as long as the
+    // library, and the callers do not keep them.
     unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
-        if libc::dladdr(address as *const c_void, &mut info) == 0 || info.dli_fname.is_null() {
-            return None;
+        if libc::dladdr(address, &mut info) == 0 {
+            return [None; 2];
         }
-        let file = CStr::from_ptr(info.dli_fname).to_str().ok()?;
-        Path::new(file).canonicalize().ok()
+        [info.dli_fname, info.dli_sname].map(|words| (!words.is_null()).then(|| CStr::from_ptr(words)))
     }
+}
+
+/// The library that the code at `address` belongs to.
+pub fn file_of(address: usize) -> Option<PathBuf> {
+    let [file, _] = place_of(address as *const c_void);
+    Path::new(file?.to_str().ok()?).canonicalize().ok()
 }
 
 /// Whether the caller is called, directly or not, by an exported C function whose name has `part` in it.
@@ -132,16 +138,8 @@ pub fn is_called_by(part: &str) -> bool {
     // SAFETY: the array has space for as many addresses.
     let count = unsafe { libc::backtrace(frames.as_mut_ptr(), 64) };
     frames.iter().take(usize::try_from(count).unwrap_or(0)).any(|&address| {
-        // SAFETY: dladdr takes any address, and says whether it knows a symbol there, whose name the loader keeps.
-        unsafe {
-            let mut info: libc::Dl_info = std::mem::zeroed();
-            libc::dladdr(address, &mut info) != 0
-                && !info.dli_sname.is_null()
-                && CStr::from_ptr(info.dli_sname)
-                    .to_bytes()
-                    .windows(part.len())
-                    .any(|name| name == part.as_bytes())
-        }
+        let [_, name] = place_of(address);
+        name.is_some_and(|name| name.to_str().is_ok_and(|name| name.contains(part)))
     })
 }
 

@@ -85,9 +85,8 @@ impl Group<'_> {
 
     /// The two numbers of each rank. Collective.
     ///
-    /// It is a reduction in which each rank has zeros at the places of the others. In the first `MPI_Allgather` on a communicator, Open
-    /// MPI sends some 20 messages from each rank to make communicators of each host; it makes others for `MPI_Allreduce`, which programs
-    /// call anyway.
+    /// It is a reduction in which each rank has zeros at the places of the others. Open MPI sends messages in the first call of each
+    /// kind of collective on a communicator, and programs call `MPI_Allreduce` anyway.
     pub fn all_pairs(self, ours: [u64; 2]) -> Result<Vec<[u64; 2]>, Cause> {
         let mut all = vec![[0u64; 2]; self.size()?];
         all[self.rank()? as usize] = ours;

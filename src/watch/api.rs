@@ -35,11 +35,12 @@ pub fn start(settings: Settings) {
         && settings.size > 1
         && (settings.is_first_here || why.kind() == ErrorKind::AlreadyExists)
     {
+        let place = board::place();
         print(&format!(
             "r{} | mpi4jax: no board in {}: {why}; the job runs, but ranks do not know of each other: deadlocks and different \
              operations are not reported\n",
             settings.rank,
-            board::place().display()
+            place.display()
         ));
     }
     if settings.is_first_here {
@@ -80,8 +81,12 @@ pub fn settings_difference() -> Option<String> {
 /// A thread of Python's that may start operations has begun to, or ends.
 #[cfg_attr(feature = "python", pyo3::pyfunction)]
 pub fn thread_communicates(begins: bool) {
-    let one = if begins { 1 } else { u32::MAX }; // or minus one
-    own().threads.fetch_add(one, Ordering::Relaxed);
+    let threads = &own().threads;
+    let _ = if begins {
+        threads.fetch_add(1, Ordering::Relaxed)
+    } else {
+        threads.fetch_sub(1, Ordering::Relaxed)
+    };
 }
 
 /// The version of this module, and a hash of the sources that it was built from.

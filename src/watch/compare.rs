@@ -329,8 +329,12 @@ fn are_all_in(comm: &Comm) -> bool {
 
 /// The record of another rank's collective of this number.
 fn its_record(call: &Call, running: &Running, rank: i32) -> Option<Record> {
-    let records = records_of(rank, call.site.comm.comm_id());
-    records.into_iter().rev().find(|record| record.sequence == running.sequence())
+    record_of(rank, running.sequence(), call.site.comm.comm_id())
+}
+
+/// The record of a rank's collective of this number on a communicator.
+fn record_of(rank: i32, number: u64, comm: CommId) -> Option<Record> {
+    records_of(rank, comm).into_iter().rev().find(|record| record.sequence == number)
 }
 
 /// The records of a rank's collectives on a communicator.
@@ -413,8 +417,7 @@ pub fn end_different(report: &str, ranks: &[i32]) {
 /// The collectives of this number differ between a rank of this host and one of another, which does this, as far as is known.
 pub fn between_hosts(found: &Between, other: &str) {
     let Some(cell) = board().slot(found.near).and_then(|slot| slot.cell(found.comm)) else { return };
-    let mut records = records_of(found.near, CommId::of_cell(cell)).into_iter().rev();
-    let record = records.find(|record| record.sequence == found.number);
+    let record = record_of(found.near, found.number, CommId::of_cell(cell));
     let near = record.map_or_else(|| format!("collective #{}", found.number), |record| record.to_string());
     let texts = [(found.near, near), (found.far, other.to_owned())];
     end_or_doubt(&texts, comm::is_default(CommId::of_cell(cell).class));

@@ -88,9 +88,10 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: f64)
 fn certain(world: &World, verdict: &Verdict, memory: &mut Memory, now: f64) -> Option<Action> {
     let mut found = HashMap::new();
     let mut action = None;
-    let is_judged =
-        |(key, wait): &(Key, &Wait)| wait.seconds >= JUDGE_AFTER && !memory.reported.contains(key);
-    for (key, wait) in waits(world).filter(is_judged) {
+    for (key, wait) in waits(world).filter(|(_, wait)| wait.seconds >= JUDGE_AFTER) {
+        if memory.reported.contains(&key) {
+            continue;
+        }
         let Some(why) = verdict.certain(key.0, wait) else { continue };
         let since = memory.certain.get(&key).copied().unwrap_or(now);
         found.insert(key, since);
@@ -104,8 +105,14 @@ fn certain(world: &World, verdict: &Verdict, memory: &mut Memory, now: f64) -> O
     Some(Action::End(key, why))
 }
 
-fn stuck(world: &World, verdict: &Verdict, memory: &mut Memory, job: &Settings, now: f64) -> Option<Action> {
-    if !verdict.is_stuck(job.size) {
+fn stuck(
+    world: &World,
+    verdict: &Verdict,
+    memory: &mut Memory,
+    settings: &Settings,
+    now: f64,
+) -> Option<Action> {
+    if !verdict.is_stuck(settings.size) {
         memory.stuck = None;
         return None;
     }
@@ -115,13 +122,13 @@ fn stuck(world: &World, verdict: &Verdict, memory: &mut Memory, job: &Settings, 
     memory.stuck = Some((now_do, since, is_said));
     let waited = now - since;
     let (key, why) = verdict.stuck().filter(|(key, _)| !memory.reported.contains(key))?;
-    if waited >= job.deadlock_after {
+    if waited >= settings.deadlock_after {
         memory.reported.insert(key);
         return Some(Action::End(key, why));
     }
     if waited >= WARN_AFTER && !is_said {
         memory.stuck = Some((now_do, since, true));
-        return Some(Action::Stuck(key, why, job.deadlock_after - waited));
+        return Some(Action::Stuck(key, why, settings.deadlock_after - waited));
     }
     None
 }

@@ -61,7 +61,7 @@ fn make_together(watchdog: &Watchdog) -> Result<Option<usize>, Cause> {
     let place = board().path().map(|path| (path, crate::system::host()));
     let alone = place.is_none().then_some(settings.rank);
     let own = [link::own_host(hash((place, alone))), settings::hash_of(settings)];
-    // Not on `MPI_COMM_WORLD`: Open MPI sends some 15 messages from each rank when a communicator has its first collective.
+    // Not on `MPI_COMM_WORLD`: Open MPI sends messages in the first collective of a communicator, and the program's follow on this one.
     let default = join(true)?;
     let (hosts, hashes): (Vec<_>, Vec<_>) =
         Group::Handle(default).all_pairs(own)?.into_iter().map(|[host, hash]| (host, hash)).unzip();

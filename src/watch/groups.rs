@@ -58,8 +58,11 @@ fn without_peers(state: &str) -> String {
     for word in state.split(' ') {
         let rank = word.trim_end_matches(',');
         let is_peer = matches!(words.last(), Some(&("from" | "to"))) && rank.parse::<i32>().is_ok();
-        let others = if word.ends_with(',') { "others," } else { "others" };
-        words.push(if is_peer { others } else { word });
+        words.push(match (is_peer, word.ends_with(',')) {
+            (false, _) => word,
+            (true, true) => "others,",
+            (true, false) => "others",
+        });
     }
     words.join(" ")
 }

@@ -109,8 +109,11 @@ pub fn answering_thread() -> i32 {
 pub fn pass_on() {
     static PASSED: AtomicU32 = AtomicU32::new(0);
     let asked = own().asked.load(Ordering::Acquire);
-    let is_new = PASSED.swap(asked, Ordering::AcqRel) != asked;
-    if is_new && lock(&SOCKET).as_mut().is_none_or(|socket| socket.write_all(b"?").is_err()) {
+    if PASSED.swap(asked, Ordering::AcqRel) == asked {
+        return;
+    }
+    let is_sent = lock(&SOCKET).as_mut().is_some_and(|socket| socket.write_all(b"?").is_ok());
+    if !is_sent {
         own().answered.store(asked, Ordering::Release);
     }
 }

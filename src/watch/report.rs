@@ -28,8 +28,12 @@ fn operations(status: &RankStatus) -> Option<String> {
 
 /// What a rank does.
 pub fn doing(status: &RankStatus) -> String {
-    let handles = format!("; it is handling {}", status.exception);
-    if status.exception.is_empty() { what(status) } else { what(status) + &handles }
+    let handles = if status.exception.is_empty() {
+        String::new()
+    } else {
+        format!("; it is handling {}", status.exception)
+    };
+    what(status) + &handles
 }
 
 fn what(status: &RankStatus) -> String {

@@ -168,23 +168,30 @@ mod tests {
 
     #[test]
     fn a_difference_names_variables_ranks_and_values() {
-        let known = |rank: i32, shared: [(&str, &str); 2]| -> Known {
-            let named = ["A", "B"].into_iter().zip(shared);
-            let of =
-                |(name, (meaning, value)): (&str, (&str, &str))| (name.into(), meaning.into(), value.into());
-            (rank, (named.map(of).collect(), String::new()))
+        let settings = |one: &str, other: &str| -> (Shared, String) {
+            let shared =
+                [("A", one), ("B", other)].map(|(name, value)| (name.into(), value.into(), value.into()));
+            (shared.into(), String::new())
         };
-        let says = |all: &[Known], words: &str| {
-            let found = difference(all).unwrap_or_default();
-            assert!(found.contains(words), "{found}");
-        };
-        let unset = ("", "");
-        let all = [known(0, [("1", "1"), unset]), known(3, [unset, unset]), known(4, [("1", "1"), unset])];
-        says(&all, ": A is \"1\" on ranks 0, 4, unset on rank 3; all");
+        let all = [(0, settings("1", "")), (3, settings("", "")), (4, settings("1", ""))];
+        let words = difference(&all).unwrap_or_default();
+        assert!(words.contains(": A is \"1\" on ranks 0, 4, unset on rank 3; all"), "{words}");
+        let words = difference(&[(0, settings("1", "x")), (1, settings("1", "y"))]).unwrap_or_default();
+        assert!(words.contains(": B is \"x\" on rank 0, \"y\" on rank 1; all"), "{words}");
         assert_eq!(difference(&all[..1]), None);
-        // Values that mean the same are no difference.
-        let [x, y] = [("", "x"), ("y", "y")].map(|it| [("1", it.1), it]);
-        let all = [known(0, x), known(1, y), known(2, [("1", ""), unset])];
-        says(&all, ": B is \"x\" on rank 0, \"y\" on rank 1, unset on rank 2; all");
+    }
+
+    #[test]
+    fn values_that_mean_the_same_are_no_difference() {
+        let settings = |meaning: &str, value: &str| -> (Shared, String) {
+            let shared = [("A", "1", value), ("B", meaning, value)];
+            (
+                shared.map(|(name, meaning, value)| (name.into(), meaning.into(), value.into())).into(),
+                String::new(),
+            )
+        };
+        let all = [(0, settings("", "x")), (1, settings("y", "y")), (2, settings("", ""))];
+        let words = difference(&all).unwrap_or_default();
+        assert!(words.contains(": B is \"x\" on rank 0, \"y\" on rank 1, unset on rank 2; all"), "{words}");
     }
 }

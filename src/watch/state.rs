@@ -32,10 +32,13 @@ impl Need {
     /// Whether the two are in the same collective, but in different operations.
     pub fn is_other_operation(&self, other: &Self) -> bool {
         let of = |need: &Self| match *need {
-            Self::Collective { comm, number, what } => Some((comm.without_name(), number, what)),
+            Self::Collective { comm, number, what } => Some(((comm.without_name(), number), what)),
             _ => None,
         };
-        of(self).zip(of(other)).is_some_and(|(one, it)| (one.0, one.1) == (it.0, it.1) && one.2 != it.2)
+        match (of(self), of(other)) {
+            (Some((one, what)), Some((other, its_what))) => one == other && what != its_what,
+            _ => false,
+        }
     }
 }
 

@@ -116,8 +116,8 @@ def _depths(eqns: Sequence[JaxprEqn]) -> dict[int, int]:
 
     That is the number of large gathers in the longest chain of equations, in which each is applied
     to what the one before has led to. Gathers of one depth are needed together. What is computed of
-    gathered values alone, such as another dtype, is no use of them. A gather that the
-    function only returns has no entry.
+    gathered values alone, such as another dtype, is no use of them. A gather that the function only
+    returns has no entry.
     """
     depth_of: dict[Any, int] = {}  # of a variable
     gathered: dict[Any, frozenset[int]] = {}  # variables that are made of large gathers alone
