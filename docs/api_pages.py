@@ -101,7 +101,7 @@ PAGES: dict[str, Page] = {
             Section(
                 "Replicated values and reductions",
                 "mpi4jax.notoken",
-                ["pvary", "ipvary", "argmax", "argmin", "assert_equal", "reproducible_sum", "MEAN"],
+                ["pvary", "ipvary", "maxloc", "minloc", "assert_equal", "reproducible_sum", "MEAN"],
             ),
             Section(
                 "Tokens",

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from . import _common, ops
 from ._common import *  # noqa: F403
-from ._functions.argmax import argmax, argmin
 from ._functions.assert_equal import assert_equal
 from ._functions.halo_add import halo_add
+from ._functions.maxloc import maxloc, minloc
 from ._functions.neighbours import neighbor_allgather, neighbor_alltoall
 from ._functions.with_status import recv_with_status, sendrecv_with_status
 from ._numerics.blocks import gather_blocks, scatter_blocks
@@ -23,11 +23,11 @@ from ._op.other_names import missing_from as _missing_from, public_names as _pub
 from .ops import *  # noqa: F403
 
 __all__ = [
-    "argmax",
-    "argmin",
     "assert_equal",
     "gather_blocks",
     "halo_add",
+    "maxloc",
+    "minloc",
     "neighbor_allgather",
     "neighbor_alltoall",
     "output",

@@ -81,7 +81,7 @@ SLOW = {f"linalg.{name}" for name in ("bicgstab", "gmres", "lsmr", "minres", "mu
 
 # Functions that send what another one sends, or no more. `ibcast` and the like are as `bcast`.
 SAME = {
-    "argmin": "argmax",
+    "minloc": "maxloc",
     "ineighbor_allgather": "neighbor_allgather",
     **dict.fromkeys(["send", "recv", "recv_with_status", "sendrecv_with_status"], "sendrecv"),
     **{f"fft.{name}": "fft.fftn" for name in mpi4jax.fft.__all__ if name[-1] == "n"},

@@ -75,7 +75,7 @@ simple(
     {"MPI_Gather": (1, 8), "MPI_Gatherv": (1, 0 if IS_ROOT else 24)},
     "log(P) + (0 if root else 1)",
 )
-simple("argmax", lambda x: m.argmax(x, jnp.arange(N)), X,
+simple("maxloc", lambda x: m.maxloc(x, jnp.arange(N)), X,
        {"MPI_Allreduce": (2, 2 * BYTES)}, "2 * log(P)")  # fmt: skip
 simple("pvary, its gradient", jax.grad(lambda x: m.pvary(x).sum()), X,
        {"MPI_Allreduce": (1, BYTES)}, "log(P)")  # fmt: skip

@@ -340,7 +340,7 @@ ROWS = {
         cheat=Cheat("", "S", "S", "ghost cells add to their originals (`halo_add`)"),
     ),
     "permute": Row(
-        "(x, pairs, *, comm, token)",
+        "(x, perm, *, comm, token)",
         "MPI_Sendrecv",
         rows.permute,
         _call_permute,
@@ -448,7 +448,7 @@ def good(name):
     """The arguments of a good call on one rank."""
     x = np.ones((SIZE, 3), np.float32)
     values = {"op": MPI.SUM, "root": 0, "source": MPI.PROC_NULL, "dest": MPI.PROC_NULL}
-    values |= {"x": x, "sendbuf": x, "recvbuf": x, "cart": ring(), "pairs": [(0, 0)]}
+    values |= {"x": x, "sendbuf": x, "recvbuf": x, "cart": ring(), "perm": [(0, 0)]}
     ones = [1] * SIZE
     values |= {"capacity": SIZE, "send_counts": ones, "recv_counts": ones, "counts": ones}
     if name in ("allgatherv", "gatherv"):

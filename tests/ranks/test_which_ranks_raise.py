@@ -138,7 +138,7 @@ def places():
 # Functions that communicate, and raise errors about arguments of this rank before they do, so that
 # they can be called in functions that JAX traces: without operations, which are all of this kind.
 BEFORE = {
-    *("argmax", "argmin", "gather_blocks", "scatter_blocks", "neighbor_allgather"),
+    *("maxloc", "minloc", "gather_blocks", "scatter_blocks", "neighbor_allgather"),
     *("neighbor_alltoall", "ineighbor_allgather", "ineighbor_alltoall", "recv_with_status"),
     *("sendrecv_with_status", "pvary", "ipvary", "reproducible_sum", "redistribute", "shard_map"),
     *("grids.overlapped", "wait", "waitall", "default_comm"),

@@ -99,7 +99,7 @@ def test_shapes_of_the_cheat_sheet(name):
     given = {k: known[k] for k in ("counts", "recv_counts", "capacity") if k in others}
     given |= {"root": 0} if "root" in others else {}
     given |= {"send_counts": known["send_counts"]} if name == "alltoallv" else {}
-    given |= {"pairs": [(0, 0)]} if name == "permute" else {}
+    given |= {"perm": [(0, 0)]} if name == "permute" else {}
     given |= {"source": 0, "dest": 0} if name == "sendrecv" else {}
     given |= {"source": 0} if name == "recv" else {}
     given |= {"op": MPI.SUM} if "op" in others else {}

@@ -20,6 +20,8 @@ _FUNCTIONS = {
     "allgatherv(x) joins rows, as tiled=True does",
     "all_reduce": "allreduce(x, op=MPI.SUM)",
     "all_to_all": "alltoall(x), where x[r] goes to rank r",
+    "argmax": "maxloc(x, index), which also returns the maximum",
+    "argmin": "minloc(x, index), which also returns the minimum",
     "axis_index": "comm.Get_rank() of mpi4py",
     "axis_size": "comm.Get_size() of mpi4py",
     "broadcast": "bcast(x, root)",
@@ -28,7 +30,7 @@ _FUNCTIONS = {
     "pmax": "allreduce(x, op=MPI.MAX)",
     "pmean": "allreduce(x, op=mpi4jax.MEAN)",
     "pmin": "allreduce(x, op=MPI.MIN)",
-    "ppermute": "permute(x, pairs)",
+    "ppermute": "permute(x, perm)",
     "psum": "allreduce(x, op=MPI.SUM)",
     "psum_scatter": "reduce_scatter(x, op=MPI.SUM), where x[r] goes to rank r",
     "pvarying": "pvary(x)",
@@ -39,7 +41,6 @@ _KEYWORDS = {
     "axis_name": "operations are over the ranks of a communicator; pass comm=..., or nothing for "
     "all ranks",
     "dst": "the argument is 'dest'",
-    "perm": "the argument is 'pairs'",
     "src": "the argument is 'source', or 'root'",
     "tiled": "allgatherv joins the rows of all ranks, reduce_scatterv cuts rows, and alltoallv "
     "does both",

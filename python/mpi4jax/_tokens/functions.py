@@ -5,9 +5,9 @@ Every public name of this module is one of them, or a nonblocking operation, whi
 
 from .. import ops as _ops
 from .._functions import (
-    argmax as _argmax,
     assert_equal as _assert_equal,
     halo_add as _halo_add,
+    maxloc as _maxloc,
     neighbours as _neighbours,
     with_status as _with_status,
 )
@@ -59,8 +59,8 @@ isend = _ops.isend
 sendrecv = _with_token(_ops.sendrecv)
 isendrecv = _ops.isendrecv
 
-argmax = _with_token(_argmax.argmax)
-argmin = _with_token(_argmax.argmin)
+maxloc = _with_token(_maxloc.maxloc)
+minloc = _with_token(_maxloc.minloc)
 assert_equal = _with_token(_assert_equal.assert_equal)
 gather_blocks = _with_token(_blocks.gather_blocks)
 halo_add = _with_token(_halo_add.halo_add)

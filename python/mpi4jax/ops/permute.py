@@ -15,20 +15,20 @@ from .._op.comm import Comm, as_comm
 from .._op.operation import T, WithParts, call
 
 
-def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
+def _pairs_of(perm: Any, comm: Comm) -> list[tuple[int, int]]:
     """Sources and destinations that are ranks, each of them once."""
     try:
-        given = [tuple(pair) for pair in pairs]
+        given = [tuple(pair) for pair in perm]
     except TypeError:
         given = [()]
     if any(len(pair) != 2 for pair in given):
         raise TypeError(
-            "permute: argument 'pairs' must be a sequence of pairs (source, destination) of ranks, "
-            f"got {pairs!r}"
+            "permute: argument 'perm' must be a sequence of pairs (source, destination) of ranks, "
+            f"got {perm!r}"
         )
     ranks_of_pairs = []
     for i, (source, dest) in enumerate(given):
-        name = f"pairs[{i}]"
+        name = f"perm[{i}]"
         ranks_of_pairs.append(
             (rank_of("permute", name, source, comm), rank_of("permute", name, dest, comm))
         )
@@ -37,7 +37,7 @@ def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
         twice = [pair for pair in ranks_of_pairs if ranks.count(pair[side]) > 1]
         if twice:
             raise ValueError(
-                f"permute: argument 'pairs' must name each rank at most once as {what}, got {twice}"
+                f"permute: argument 'perm' must name each rank at most once as {what}, got {twice}"
             )
     return ranks_of_pairs
 
@@ -48,7 +48,7 @@ class Permute(WithParts, name="permute"):
 
 
 @define(Permute)
-def permute(x: T, pairs: Sequence[tuple[int, int]], *, comm: MPI.Intracomm | None = None) -> T:
+def permute(x: T, perm: Sequence[tuple[int, int]], *, comm: MPI.Intracomm | None = None) -> T:
     """Send arrays from rank to rank, by a list of pairs (MPI_Sendrecv; MPI-4.1, section 3.10).
 
     Like `jax.lax.ppermute`. All ranks take part, including those that are in no pair.
@@ -56,7 +56,7 @@ def permute(x: T, pairs: Sequence[tuple[int, int]], *, comm: MPI.Intracomm | Non
     Args:
         x: array of any dtype, or pytree of arrays. Its shape must be the same on all ranks of the
             pairs; the values may differ.
-        pairs: list of pairs (source, destination) of static integers, the same on all ranks. Each
+        perm: list of pairs (source, destination) of static integers, the same on all ranks. Each
             rank may be a source once and a destination once. A rank may send to itself.
         comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
@@ -65,8 +65,8 @@ def permute(x: T, pairs: Sequence[tuple[int, int]], *, comm: MPI.Intracomm | Non
         sends to this one, or zeros if no rank does.
 
     Raises:
-        TypeError: if ``pairs`` or ``comm`` has the wrong type, or the dtype is not supported.
-        ValueError: if an entry of ``pairs`` is not a rank of ``comm``, or appears twice.
+        TypeError: if ``perm`` or ``comm`` has the wrong type, or the dtype is not supported.
+        ValueError: if an entry of ``perm`` is not a rank of ``comm``, or appears twice.
 
     Derivative:
         The transpose sends the cotangents back, from the second to the first rank of each pair.
@@ -82,7 +82,7 @@ def permute(x: T, pairs: Sequence[tuple[int, int]], *, comm: MPI.Intracomm | Non
     See also: :func:`sendrecv`, :func:`alltoallv`.
     """
     c = as_comm("permute", comm)
-    ranks_of_pairs = _pairs_of(pairs, c)
+    ranks_of_pairs = _pairs_of(perm, c)
     dests = [dest for source, dest in ranks_of_pairs if source == c.rank]
     sources = [source for source, dest in ranks_of_pairs if dest == c.rank]
     op = Permute(

@@ -1,4 +1,4 @@
-"""argmax and argmin over ranks: the extremum of values, and the index that belongs to it."""
+"""maxloc and minloc over ranks: the extremum of values, and the index that belongs to it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from .._op.packing import as_array
 from ..ops.allreduce import allreduce
 
 
-def argmax(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[jax.Array, jax.Array]:
+def maxloc(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[jax.Array, jax.Array]:
     """Find the maximum over all ranks, and its index.
 
-    ``MPI.MAXLOC`` reduces pairs of one dtype: in float32, indices above 2**24 are rounded. Here the
-    index is an integer of its own. Elements of an array are reduced one by one.
+    It is the reduction ``MPI.MAXLOC`` (MPI-4.1, section 6.9.4). That reduces pairs of one dtype: in
+    float32, indices above 2**24 are rounded. Here the index is an integer of its own. Elements of
+    an array are reduced one by one.
 
     Args:
         x: array of booleans, integers or floats: the values. Its shape ``S`` must be the same on
@@ -48,19 +49,19 @@ def argmax(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[ja
         >>> rank = mpi4jax.default_comm().rank
         >>> local = jnp.array([3.0, 5.0, 4.0])  # a block of a global array
         >>> place = jnp.argmax(local)
-        >>> value, index = mpi4jax.argmax(local[place], len(local) * rank + place)
+        >>> value, index = mpi4jax.maxloc(local[place], len(local) * rank + place)
         >>> float(value), int(index)
         (5.0, 1)
 
-    It costs two reductions. See also: :func:`argmin`, :func:`allreduce`.
+    It costs two reductions. See also: :func:`minloc`, :func:`allreduce`.
     """
-    return _extremum("argmax", x, index, MPI.MAX, comm)
+    return _extremum("maxloc", x, index, MPI.MAX, comm)
 
 
-def argmin(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[jax.Array, jax.Array]:
+def minloc(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[jax.Array, jax.Array]:
     """Find the minimum over all ranks, and its index.
 
-    Like :func:`argmax`, but for the minimum. Among equal values, the lowest index is returned. NaN
+    Like :func:`maxloc`, but for the minimum. Among equal values, the lowest index is returned. NaN
     is smaller than all other values, as in ``jnp.argmin``.
 
     Args:
@@ -73,7 +74,7 @@ def argmin(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[ja
         tuple: the minimum, and its index; the same on all ranks.
 
     Raises:
-        TypeError, ValueError: as :func:`argmax`.
+        TypeError, ValueError: as :func:`maxloc`.
 
     Derivative:
         The minimum has the derivative of ``allreduce(x, MPI.MIN)``: ties share the cotangent
@@ -82,13 +83,13 @@ def argmin(x: Any, index: Any, *, comm: MPI.Intracomm | None = None) -> tuple[ja
     Example:
         >>> import mpi4jax.notoken as mpi4jax
         >>> rank = mpi4jax.default_comm().rank
-        >>> value, index = mpi4jax.argmin(2.0, 10**8 + 1 + rank)
+        >>> value, index = mpi4jax.minloc(2.0, 10**8 + 1 + rank)
         >>> int(index)
         100000001
 
-    See also: :func:`argmax`.
+    See also: :func:`maxloc`.
     """
-    return _extremum("argmin", x, index, MPI.MIN, comm)
+    return _extremum("minloc", x, index, MPI.MIN, comm)
 
 
 def _extremum(
