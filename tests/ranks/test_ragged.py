@@ -102,14 +102,16 @@ def test_derivative(exchange, jit, wrap):
 
     def everything(x, counts, t, c):
         f = wrap(lambda x: exchange(x, counts)[0] ** 2)
+        backward = lambda x: jax.vjp(f, x)[1](c)[0]
         y, forward = jax.jvp(f, (x,), (t,))
-        return y, forward, jax.vjp(f, x)[1](c)[0]
+        return y, forward, *jax.jvp(backward, (x,), (t,))
 
-    y, forward, backward = jit(everything)(xs[RANK], counts[RANK], ts[RANK], cs[RANK])
+    y, forward, backward, second = jit(everything)(xs[RANK], counts[RANK], ts[RANK], cs[RANK])
     there = model(xs, counts)
     assert_equal(y, there[RANK] ** 2)
     assert_equal(forward, (2 * there * model(ts, counts))[RANK])
     assert_equal(backward, transposed(2 * there * cs, counts)[RANK])
+    assert_equal(second, transposed(2 * model(ts, counts) * cs, counts)[RANK])
 
 
 def test_derivative_of_the_loop(exchange):

@@ -50,6 +50,16 @@ def test_signatures(name):
         getattr(notoken, name)(*[0] * (len(without.parameters)), token=None)
 
 
+@pytest.mark.parametrize("module", [mpi4jax, notoken], ids=["tokens", "notoken"])
+def test_names_of_functions(module):
+    """`help` and tracebacks show the name that a program uses, also of functions that are made."""
+    functions = [f for f in (getattr(module, n) for n in module.__all__) if inspect.isfunction(f)]
+    assert {"allreduce", "iallreduce"} <= {f.__name__ for f in functions}
+    for f in functions:
+        assert f.__name__ == f.__qualname__
+        assert getattr(module, f.__name__) is f
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_constructors_of_operations(name):
     """The constructor makes one call, for any number of fields, and does what `dataclass` says."""

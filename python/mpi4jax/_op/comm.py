@@ -231,18 +231,17 @@ def clone_world() -> MPI.Intracomm:
     """
     global _clone
     with _making:  # two threads of a rank may need it at the same time
-        if _clone is not None:
-            return _clone
-        handle = _native.make_default()
-        # If handle is None, ranks that never used it have exited, and a duplicate, which all ranks
-        # make together, is not possible.
-        made: Any = MPI.COMM_WORLD if handle is None else MPI.Intracomm.fromhandle(handle)
-        _clone = made
-        # On several hosts, or with some transports, all ranks call this. Otherwise, some ranks may
-        # never call it.
-        if handle is not None and (transport.asks_all_ranks() or not job.shares_board()):
-            gpus.warn_of_sharing(made)
-        return made  # type: ignore[no-any-return]
+        if _clone is None:
+            handle = _native.make_default()
+            # If handle is None, ranks that never used it have exited, and a duplicate, which all
+            # ranks make together, is not possible.
+            made: Any = MPI.COMM_WORLD if handle is None else MPI.Intracomm.fromhandle(handle)
+            _clone = made
+            # On several hosts, or with some transports, all ranks call this. Otherwise, some ranks
+            # may never call it.
+            if handle is not None and (transport.asks_all_ranks() or not job.shares_board()):
+                gpus.warn_of_sharing(made)
+        return _clone
 
 
 def _default_comm() -> Comm:

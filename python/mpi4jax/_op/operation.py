@@ -130,7 +130,7 @@ class Operation:
             )
         row = cls.row = ROWS[name]
         cls.name = name
-        cls.sends = row.at_root[0] != "none" or row.elsewhere[0] != "none"
+        cls.sends = row.at_root[0] != "none"  # the root sends if any rank does
         cls.returns = row.at_root[1] != "none" or row.elsewhere[1] != "none"
         cls.arrays = cls.sends + cls.returns if row.has_peer else int(cls.sends or cls.returns)
         if row.has_blocks:
