@@ -25,6 +25,11 @@ pub fn in_place() -> *mut c_void {
     unsafe { mpi4jax_in_place }
 }
 
+fn vendor() -> &'static CStr {
+    // SAFETY: a constant of our shim.
+    unsafe { CStr::from_ptr(mpi4jax_vendor) }
+}
+
 /// How many neighbors this rank has in the topology of a communicator; 0 if that has none.
 ///
 /// # Safety
@@ -224,12 +229,12 @@ pub struct MpiInfo {
 /// MPI is initialized.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "mpi_info"))]
 pub fn info() -> MpiInfo {
-    // SAFETY: constants of our shim.
-    let [vendor, version] = unsafe { [mpi4jax_vendor, mpi4jax_version].map(|text| CStr::from_ptr(text)) };
+    // SAFETY: a constant of our shim.
+    let version = unsafe { CStr::from_ptr(mpi4jax_version) };
     let text = |text: &CStr| text.to_string_lossy().trim().to_owned();
     let aware = |rocm| gpu_support(rocm).map_or("unknown", |is_aware| if is_aware { "yes" } else { "no" });
     MpiInfo {
-        vendor: text(vendor),
+        vendor: text(vendor()),
         version: text(version),
         library: dynlib::file_of(address()).map_or_else(String::new, |file| file.display().to_string()),
         address: address(),
@@ -242,14 +247,23 @@ pub fn info() -> MpiInfo {
 
 /// Whether this library was built for Open MPI alone.
 pub fn is_open_mpi() -> bool {
-    // SAFETY: a constant of our shim.
-    unsafe { CStr::from_ptr(mpi4jax_vendor) == c"Open MPI" }
+    vendor() == c"Open MPI"
 }
 
 /// Whether `MPI_Comm_free` may call the owners of attributes when nothing uses the communicator any more, rather than at once,
 /// as Open MPI does.
 pub fn may_free_late() -> bool {
     !is_open_mpi()
+}
+
+/// Whether `MPI_Comm_create_group`, which not all ranks need to call, may copy attributes, as Open MPI does.
+pub fn may_copy_for_groups() -> bool {
+    may_be_open_mpi(vendor())
+}
+
+/// Whether a library that was built for this MPI may run with Open MPI: one that was built for the MPI ABI does, too.
+fn may_be_open_mpi(vendor: &CStr) -> bool {
+    vendor != c"MPICH" && vendor != c"Intel MPI"
 }
 
 /// Whether the MPI library says that it takes pointers to the memory of GPUs of NVIDIA, or of AMD (`rocm`); `None` if it has no
@@ -260,5 +274,16 @@ pub fn gpu_support(rocm: bool) -> Option<bool> {
         0 => Some(false),
         1 => Some(true),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mpich_and_intel_mpi_are_not_open_mpi() {
+        assert!([c"Open MPI", c"MPI ABI", c"unknown"].into_iter().all(may_be_open_mpi));
+        assert!(![c"MPICH", c"Intel MPI"].into_iter().any(may_be_open_mpi));
     }
 }

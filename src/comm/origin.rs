@@ -15,7 +15,7 @@ use super::hash;
 use crate::board::own;
 use crate::dynlib::is_called_by;
 use crate::error::Cause;
-use crate::mpilib::check;
+use crate::mpilib::{check, may_copy_for_groups};
 
 /// The origin of communicators whose origin is not known.
 pub const UNKNOWN: u64 = 0;
@@ -70,7 +70,8 @@ unsafe extern "C" fn copy(
     flag: *mut c_int,
 ) -> c_int {
     // Open MPI also copies attributes for `MPI_Comm_create_group`, which not all ranks call: those that did would count one more.
-    if is_called_by("create_group") {
+    // With other libraries, nobody looks at the callers.
+    if may_copy_for_groups() && is_called_by("create_group") {
         // SAFETY: MPI gives the address of an int.
         unsafe { *flag = 0 };
         return 0;
