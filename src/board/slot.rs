@@ -158,13 +158,12 @@ impl Slot {
     /// A place for the messages to and from a rank on a communicator, and whether it was the place of another rank, because none is free.
     pub fn claim_peer(&self, comm: u64, rank: i32) -> (&Peer, bool) {
         static CLAIMING: Mutex<()> = Mutex::new(());
-        let key = mix(comm, rank as u64).max(1);
-        let start = key as usize % PEERS;
+        let key = Peer::key_of(comm, rank);
         let _claiming = lock(&CLAIMING);
-        let mut free = (0..PEERS).map(|step| &self.peers[(start + step) % PEERS]);
-        let peer = free
+        let peer = self
+            .peer_places(key)
             .find(|peer| [0, key].contains(&peer.key.load(Ordering::Relaxed)))
-            .unwrap_or(&self.peers[start]);
+            .unwrap_or(&self.peers[key as usize % PEERS]);
         let before = peer.key.load(Ordering::Relaxed);
         if before != key {
             self.lost_sent.fetch_add(peer.sent.swap(0, Ordering::Relaxed), Ordering::Relaxed);
@@ -182,17 +181,24 @@ impl Slot {
 
     /// The messages to and from a rank on a communicator, if there have been any.
     pub fn known_peer(&self, comm: u64, rank: i32) -> Option<&Peer> {
-        let key = mix(comm, rank as u64).max(1);
-        let places = (0..PEERS).map(|step| &self.peers[(key as usize % PEERS + step) % PEERS]);
-        let mut used =
-            places.map(|peer| (peer.key.load(Ordering::Acquire), peer)).take_while(|(key, _)| *key != 0);
-        used.find(|(found, _)| *found == key).map(|(_, peer)| peer)
+        let key = Peer::key_of(comm, rank);
+        let keys = self.peer_places(key).map(|peer| (peer.key.load(Ordering::Acquire), peer));
+        keys.take_while(|(found, _)| *found != 0).find(|(found, _)| *found == key).map(|(_, peer)| peer)
+    }
+
+    /// The places that are searched for a peer, in this order. They may belong to other peers.
+    fn peer_places(&self, key: u64) -> impl Iterator<Item = &Peer> {
+        (0..PEERS).map(move |step| &self.peers[(key as usize % PEERS + step) % PEERS])
     }
 }
 
 impl Peer {
     /// The bits of a kind that are 0.
     pub const COUNT: u64 = 7;
+
+    fn key_of(comm: u64, rank: i32) -> u64 {
+        mix(comm, rank as u64).max(1)
+    }
 
     /// Notes a message of this kind, which is about to be sent.
     #[inline]
