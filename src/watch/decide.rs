@@ -88,7 +88,7 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: f64)
 fn certain(world: &World, verdict: &Verdict, memory: &mut Memory, now: f64) -> Option<Action> {
     let mut found = HashMap::new();
     let mut action = None;
-    for (key, wait) in waits(world).filter(|(_, wait)| wait.seconds >= JUDGE_AFTER) {
+    for (key, wait) in waits(world) {
         if memory.reported.contains(&key) {
             continue;
         }

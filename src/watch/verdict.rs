@@ -208,7 +208,8 @@ impl<'a> Verdict<'a> {
             };
             match end.rank {
                 Some(peer) => may(peer),
-                None => self.senders.iter().any(|&peer| wait.members.contains(peer) && may(peer)),
+                // What other ranks send is on communicators of other classes.
+                None => self.senders.iter().any(|&peer| may(peer)),
             }
         })
     }
@@ -233,9 +234,8 @@ impl<'a> Verdict<'a> {
             return None;
         }
         let mut peers = Vec::new();
-        for (end, sends) in Self::ends(wait) {
-            let is_none_left =
-                |peer: i32| self.is_over(peer) && (sends || !self.is_under_way(peer, rank, &wait.need));
+        let is_none_left = |peer: i32| self.is_over(peer) && !self.is_under_way(peer, rank, &wait.need);
+        for (end, _) in Self::ends(wait) {
             match end.rank {
                 Some(peer) if is_none_left(peer) => peers.push(peer),
                 None if self.alive.iter().any(|&it| it != rank && wait.members.contains(it)) => return None,

@@ -90,11 +90,23 @@ fn a_job_in_which_a_rank_goes_on_now_and_then_is_not_stuck() {
         [recv(1), RankStatus { goes_on, ..recv(0) }]
     });
     assert!(ends(&done).is_empty(), "{done:?}");
+    // A part of an operation, and a call that is no operation.
+    let done = actions(&settings(20.0), 300, |second| {
+        let messages = vec![(1, 0, 0, u64::from(second / 15))];
+        [recv(1), RankStatus { messages, ..recv(0) }]
+    });
+    assert!(ends(&done).is_empty(), "{done:?}");
+    let done = actions(&settings(20.0), 300, |second| {
+        let mut other = recv(0);
+        other.waits[0].id = WaitId::Call(u64::from(second / 15));
+        [recv(1), other]
+    });
+    assert!(ends(&done).is_empty(), "{done:?}");
 }
 
 #[test]
 fn nothing_ends_while_a_rank_is_stopped_or_debugged() {
-    let halted = |second: u32, it: RankStatus| RankStatus { is_halted: second < 100, ..it };
+    let halted = |second: u32, it: RankStatus| RankStatus { is_halted: (3..100).contains(&second), ..it };
     for (of, expected) in [(recv(0), 120), (self::of(State::Finished), 104)] {
         let done = actions(&settings(20.0), 200, |second| [halted(second, recv(1)), of.clone()]);
         assert_eq!(ends(&done), [expected], "{done:?}");

@@ -165,6 +165,11 @@ fn what_is_certain_what_is_stuck_and_what_goes_on() {
             NOTHING,
         ),
         (
+            "a started send, and a receive of any tag",
+            [waits([recv(1, -1)]), with(waits([recv(0, 7)]), started(send(0, 7))), in_barrier()],
+            NOTHING,
+        ),
+        (
             "of another tag",
             [waits([recv(1, 7)]), with(waits([recv(0, 7)]), started(send(0, 8))), in_barrier()],
             STUCK,
@@ -300,6 +305,29 @@ fn what_is_certain_what_is_stuck_and_what_goes_on() {
             [with(in_barrier(), started(recv(1, 7))), with(waits([recv(0, 7)]), sent(0, 1)), in_barrier()],
             NOTHING,
         ),
+        (
+            "a receiver that has started to receive, and finished",
+            [
+                waits([recv(1, 7)]),
+                with(waits([recv(0, 7)]), sent(2, 1)),
+                with(finished(0), started(recv(1, 7))),
+            ],
+            STUCK,
+        ),
+        (
+            "a receiver of messages that were not counted by rank, which has finished",
+            [
+                with(waits([send(1, 7)]), |rank| rank.others = [weight(7), 0]),
+                waits([send(0, 7)]),
+                with(finished(0), started(recv(0, 7))),
+            ],
+            STUCK,
+        ),
+        (
+            "two communicators, beside a rank that has counted other duplicates and waits for nothing",
+            [in_barrier(), waits([all(B, 1)]), with(finished(1), |rank| rank.copies = 1)],
+            STUCK,
+        ),
         ("a collective that differs", [waits([all(A, 1)]), waits([other(A, 1)]), waits([all(A, 1)])], STUCK),
         (
             "one that differs, and one that computes",
@@ -327,6 +355,24 @@ fn what_is_certain_what_is_stuck_and_what_goes_on() {
         ),
         ("a receiver", [waits([send(1, 7)]), finished(0), runs()], FINISHED),
         ("all senders", [waits([recv(-1, 7)]), finished(0), finished(0)], ALL_FINISHED),
+        (
+            "all senders of a communicator",
+            [
+                waits([wait_among(
+                    Need::Message { comm: C, key: KEY, from: peer(-1, 7), to: None },
+                    (0..2).collect(),
+                )]),
+                finished(0),
+                runs(),
+            ],
+            ALL_FINISHED,
+        ),
+        (
+            "a sender that has never waited for its send",
+            [waits([recv(1, 7)]), with(finished(0), started(send(0, 7))), runs()],
+            FINISHED,
+        ),
+        ("all ranks", [finished(0), finished(0), finished(0)], NOTHING),
         ("not all senders", [waits([recv(-1, 7)]), finished(0), runs()], NOTHING),
         ("one of an exchange", [waits([sendrecv(1, 2)]), finished(0), runs()], NOTHING),
         ("both of an exchange", [waits([sendrecv(1, 2)]), finished(0), finished(0)], FINISHED),
@@ -378,6 +424,19 @@ fn what_is_certain_what_is_stuck_and_what_goes_on() {
         let mut world: World = (0..).zip(ranks).collect();
         compare_origins(&mut world);
         assert_eq!(outcome(&world, 3), expected, "{name}");
+    }
+}
+
+#[test]
+fn a_message_that_a_receive_does_not_match_is_lost() {
+    let sender = with(waits([recv(0, 7)]), |rank| {
+        rank.messages.push((KEY, 0, weight(8), 0));
+        rank.tags.push(8);
+    });
+    for (tag, expected) in [(7, Some((1, 8))), (8, None), (-1, None)] {
+        let receive = recv(1, tag);
+        let world: World = (0..).zip([waits([receive.clone()]), sender.clone()]).collect();
+        assert_eq!(Verdict::new(&world).lost(0, &receive.need), expected, "tag {tag}");
     }
 }
 
