@@ -392,14 +392,14 @@ pub fn read(path: &Path) -> io::Result<(usize, &'static [Slot])> {
     Ok((header.size.load(Ordering::Relaxed) as usize, slots))
 }
 
-/// Removes the boards of jobs without a living process, except the newest ones. Files are removed
+/// Removes the boards of jobs without a living process from a directory, except the newest ones. Files are removed
 /// only from a directory that belongs to this user alone, because anything else in its place may be
 /// a link to another directory.
-pub fn sweep() {
-    if folder::make_one(&place()).is_err() {
+pub fn sweep(directory: &Path) {
+    if folder::make_one(directory).is_err() {
         return;
     }
-    let mut dead: Vec<(SystemTime, PathBuf)> = fs::read_dir(place())
+    let mut dead: Vec<(SystemTime, PathBuf)> = fs::read_dir(directory)
         .into_iter()
         .flatten()
         .flatten()

@@ -40,6 +40,10 @@ fn words_are_read_back_until_others_take_their_place() {
     assert_eq!((of(&first, ""), &*slot.text.read(numbers[1999])), (number, "line 1999"));
     slot.text.keep(number);
     assert_eq!((&*slot.text.read(number), slot.text.written() - written), ("solver.py:97", 6 + 12));
+    // A process remembers 8192 words. An entry whose words it has forgotten gets a new number for them.
+    (0..8192).for_each(|i| assert_ne!(of(&Entry::default(), &format!("line {i} of many")), 0));
+    let again = of(&first, "solver.py:97");
+    assert!(again > number && slot.text.read(again) == "solver.py:97");
     slot.settings.write(&"x".repeat(3000));
     assert_eq!(slot.settings.read().len(), 1024);
     let words: &Words<4096> = &slot.python;
@@ -267,4 +271,48 @@ fn ranks_of_a_host_are_found_in_a_few_steps() {
         });
         assert!(steps.max() <= Some(2), "stride {stride}");
     }
+}
+
+#[test]
+fn boards_of_dead_jobs_are_removed_but_the_newest_ones() {
+    let directory = std::env::temp_dir().join(format!("mpi4jax-sweep-{}", std::process::id()));
+    folder::make_one(&directory).unwrap();
+    let old = |name: &str, seconds: u64| {
+        let file = File::create(directory.join(name)).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+        file
+    };
+    let lives = old("lives", 0);
+    flock(&lives, FlockOperation::LockShared).unwrap();
+    (1..5).for_each(|age| drop(old(&format!("dead since {age}"), age)));
+    File::create(directory.join("young")).unwrap();
+    let left = || {
+        let entries = fs::read_dir(&directory).unwrap().map(|it| it.unwrap().file_name());
+        let mut names: Vec<_> = entries.map(|it| it.into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    sweep(&directory);
+    assert_eq!(left(), ["dead since 3", "dead since 4", "lives", "young"]);
+    // In a directory that is open to others, the files may be links.
+    fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    drop(old("dead since 5", 5));
+    sweep(&directory);
+    assert_eq!(left().len(), 5);
+    fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn what_one_rank_does_and_doubts_about_a_communicator_are_said_once() {
+    // SAFETY: all-zero is a value of a header, whose fields are atomics.
+    let header: &Header = Box::leak(unsafe { Box::<Header>::new_zeroed().assume_init() });
+    let board = Board { header, slots: &[], rank: 0, place: 0, file: None };
+    let first = |comms: std::ops::Range<u64>| comms.filter(|comm| board.is_first_doubt(*comm)).count();
+    let most = DOUBTS as u64;
+    assert_eq!([first(1..4), first(1..4), first(3..6)], [3, 0, 2]);
+    assert_eq!([first(1..most + 4), first(1..most + 4)], [DOUBTS - 5, 0], "no more than {DOUBTS} in all");
+    let states = || [Once::Differs, Once::Doubt].map(|what| board.has_been_done(what));
+    assert_eq!(states(), [false; 2]);
+    assert_eq!([board.is_first_to(Once::Doubt), board.is_first_to(Once::Doubt)], [true, false]);
+    assert_eq!(states(), [false, true]);
 }

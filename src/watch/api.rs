@@ -44,7 +44,7 @@ pub fn start(settings: Settings) {
         ));
     }
     if settings.is_first_here {
-        board::sweep();
+        board::sweep(&board::place());
     }
     signal::open(&slot.bell);
     let thread = std::thread::Builder::new().name("mpi4jax-watchdog".into());

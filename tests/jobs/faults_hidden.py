@@ -48,10 +48,12 @@ FAULTS = {
         status=0,
     ),
     # The root does not wait for the others, and the first of its collectives has left the entries.
+    # The sizes of the collective before differ rightly.
     "another dtype of a bcast whose root is far ahead": Fault(
-        "wait(nt.allreduce(x)); ps = [jnp.full(4, 1.5 + i) for i in range(30)]\n"
+        "wait(nt.allgatherv(x[: 1 + rank], [1, 2]))\n"
+        "ps = [jnp.full(4, 1.5 + i) for i in range(30)]\n"
         "if rank: ps[0] = ps[0].astype(int); time.sleep(3)\n"
-        "ps = [nt.bcast(p[: 1 + i % 4], 0) for i, p in enumerate(ps)]\n"
+        "ps = [nt.bcast(p[: 1 + i * i // 5 % 4], 0) for i, p in enumerate(ps)]\n"
         "wait(nt.allreduce(x)); print('WRONG')",
         (AFTERWARDS, r"rank 0: bcast #2 .*float32", r"rank 1: bcast #2 .*int32"),
         env=LATE,

@@ -87,9 +87,10 @@ FAULTS = {
         status=HUNG_STATUS,
         env=TIMED,
     ),
+    # The rank sleeps for longer than a job takes that is ended at the time-out, even if MPI blocks.
     "a rank that is slow, where a time-out does not end the job": Fault(
         "f = mpi4jax.jit(lambda x: nt.allreduce(x, MPI.SUM)).lower(x).compile(); comm.Barrier()\n"
-        "if rank == 1: time.sleep(8)\nwait(f(x)); print('the end', rank)",
+        "if rank == 1: time.sleep(13)\nwait(f(x)); print('the end', rank)",
         (HUNG, "rank 1 is in no operation", "the job continues", "the end 0", "the end 1"),
         status=0,
         env={"MPI4JAX_ON_TIMEOUT": "continue", **TIMED},

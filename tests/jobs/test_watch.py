@@ -180,8 +180,18 @@ def test_a_job_without_a_board_leaves_its_report(tmp_path, rank):
     assert f"rank {rank} is in recv from {1 - rank}, tag 3" in file.read_text()
 
 
+def boards_with(program):
+    """Return the boards that name a program, and are newer than the program."""
+    boards, start = [], program.stat().st_mtime
+    for path in report._native.board_place().iterdir():
+        with contextlib.suppress(FileNotFoundError):  # of another job, which has ended meanwhile
+            if program.name.encode() in path.read_bytes() and path.stat().st_mtime > start:
+                boards.append(path)
+    return boards
+
+
 def test_the_board_is_this_users_alone_and_goes_with_the_job(mpirun, tmp_path):
-    program = tmp_path / "program.py"
+    program = tmp_path / "leaves_no_board.py"
     program.write_text(
         ONE + "from mpi4jax import _native\n"
         "place = _native.board_place()\n"
@@ -195,7 +205,7 @@ def test_the_board_is_this_users_alone_and_goes_with_the_job(mpirun, tmp_path):
     assert result.returncode == 0, result.stderr
     assert set(re.findall(r"mpi4jax-\d+ 0o(\d+)", result.stdout)) == {"40700"}, result.stdout
     assert set(re.findall(r"mpi4jax-\d+/\S+ 0o(\d+)", result.stdout)) == {"100600"}
-    assert not list(tmp_path.glob("mpi4jax-*")), "a job that ends leaves nothing"
+    assert not boards_with(program), "a job that ends leaves nothing"
 
 
 KILLED = """
@@ -218,12 +228,7 @@ def test_what_a_killed_rank_did_last_is_read_from_the_board(mpirun, tmp_path, ca
     env = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path)}
     result = mpirun(2, tmp_path / "killed_by_itself.py", env=env)
     assert result.returncode != 0
-    boards, start = set(), (tmp_path / "killed_by_itself.py").stat().st_mtime
-    for path in report._native.board_place().iterdir():
-        with contextlib.suppress(FileNotFoundError):  # of another job, which has ended meanwhile
-            if b"killed_by_itself.py" in path.read_bytes() and path.stat().st_mtime > start:
-                boards.add(path)
-    (board,) = boards
+    (board,) = boards_with(tmp_path / "killed_by_itself.py")
     dumps, wrong = report.load(board)
     assert wrong == []
     last = dumps[1]["records"][-1]
