@@ -12,6 +12,7 @@ from . import (
     grids as grids,
     linalg as linalg,
 )
+from ._functions.migrate import migrate as migrate
 from ._functions.neighbours import (
     ineighbor_allgather as ineighbor_allgather,
     ineighbor_alltoall as ineighbor_alltoall,
@@ -34,4 +35,4 @@ from ._setup.transport import (
 from ._spmd.mesh import Mesh as Mesh
 from ._spmd.shard_map import shard_map as shard_map
 from ._tokens.tokens import auto_tokenize as auto_tokenize
-from .layouts import Layout as Layout, migrate as migrate, redistribute as redistribute
+from .layouts import Layout as Layout, redistribute as redistribute

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from ._job.flush import flush
 from ._numerics.arrays import T, as_array
-from ._numerics.base import CompositeKind, CompositeRequest, Uncopied, as_comm, waits_in
+from ._numerics.base import Uncopied, as_comm, waits_in
 from ._numerics.rendezvous import Ids, Rendezvous, RowExchange, rendezvous
 from ._requests.request import Request
 from .ops import alltoallv, ialltoallv
@@ -250,8 +250,8 @@ class Plan(Uncopied):
     def _own(self, x: Any) -> Any:
         return x if self._needs_own else ()
 
-    def _filled(self, results: list[Any], own: Any) -> Any:
-        (received,) = results[0].values()
+    def _filled(self, rows: dict[str, Any], own: Any) -> Any:
+        (received,) = rows.values()
         if self._needs_own:
             received = jax.tree.map(lambda *parts: jnp.concatenate(parts), received, own)
         if self._in_order:
@@ -268,8 +268,8 @@ class Plan(Uncopied):
             lambda v: v[self._received :] if self._needs_own else _zeros(self._owned, v), y
         )
 
-    def _added(self, results: list[Any], own: Any) -> Any:
-        (received,) = results[0].values()
+    def _added(self, rows: dict[str, Any], own: Any) -> Any:
+        (received,) = rows.values()
         return jax.tree.map(lambda v, r: _sum_into(v, self._sent_rows, r), own, received)
 
     # ---- What users call
@@ -294,7 +294,7 @@ class Plan(Uncopied):
         """
         x = self._checked("fill", "x", x, self._owned)
         received = alltoallv(self._to_send(x), *self._counts, comm=self._comm)
-        return self._filled([received], self._own(x))
+        return self._filled(received, self._own(x))
 
     def add(self, y: T) -> T:
         """Return, for each row that this rank owns, the sum of all ranks' rows of ``y`` for it.
@@ -316,7 +316,7 @@ class Plan(Uncopied):
         """
         y = self._checked("add", "y", y, self._needed)
         back, own = self._to_return(y)
-        return self._added([alltoallv(back, *self._counts[::-1], comm=self._comm)], own)
+        return self._added(alltoallv(back, *self._counts[::-1], comm=self._comm), own)
 
     def ifill(self, x: T) -> Request[T]:
         """Initiate :meth:`fill` without waiting; :func:`mpi4jax.wait` returns its result.
@@ -326,14 +326,14 @@ class Plan(Uncopied):
         """
         x = self._checked("ifill", "x", x, self._owned)
         request = ialltoallv(self._to_send(x), *self._counts, comm=self._comm)
-        return CompositeRequest([request, self._own(x)], CompositeKind("fill", self._filled))
+        return request.then(self._filled, self._own(x), name="fill")
 
     def iadd(self, y: T) -> Request[T]:
         """Initiate :meth:`add` without waiting; :func:`mpi4jax.wait` returns its result."""
         y = self._checked("iadd", "y", y, self._needed)
         back, own = self._to_return(y)
         request = ialltoallv(back, *self._counts[::-1], comm=self._comm)
-        return CompositeRequest([request, own], CompositeKind("add", self._added))
+        return request.then(self._added, own, name="add")
 
 
 def _for_all(counts: dict[int, int], size: int) -> Ids:

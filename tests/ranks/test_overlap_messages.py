@@ -66,6 +66,39 @@ def test_both_sides_of_a_sendrecv():
         jax.jit(twice)(x)
 
 
+def _scaled(total, x, y):
+    return total * x["a"] + y
+
+
+def test_a_request_of_a_function_of_the_result():
+    """In a loop that carries it, and its derivative; errors name the function."""
+
+    def initiate(x):
+        return mpi4jax.iallreduce(x).then(_scaled, {"a": x}, 1.0, name="scale")
+
+    def f(x):
+        def step(request, _):
+            y = mpi4jax.wait(request)
+            return initiate(y), y
+
+        request, _ = jax.lax.scan(step, initiate(x), length=2)
+        return mpi4jax.wait(request)
+
+    def expected(x):
+        for _ in range(3):
+            x = SIZE * x * x + 1.0
+        return x
+
+    close(jax.jit(f)(jnp.float32(0.5)), expected(0.5))
+    # The transpose of the sum gives each rank the cotangent of the sum.
+    close(jax.grad(lambda x: mpi4jax.wait(initiate(x)))(jnp.float32(2.0)), 2.0 + SIZE * 2.0)
+    request = initiate(jnp.float32(1.0))
+    assert repr(request) == "<request of iscale>"
+    assert mpi4jax.wait(request.then(jnp.negative)) == -(SIZE + 1.0)
+    with pytest.raises(TypeError, match="iscale returns a request, not a token"):
+        _ = [*request]
+
+
 def test_messages_in_both_directions():
     def f(x):
         from_left, from_right = (

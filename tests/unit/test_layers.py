@@ -93,11 +93,8 @@ NUMERICS = (
 # The module through which they import what is private to the core, and all that it may import.
 BASE = PACKAGE / "_numerics" / "base.py"
 _ARGUMENTS = "errors name the function and the argument, in the words of the operations' errors"
-_REQUESTS = "`mpi4jax.wait` takes requests of functions that consist of operations"
 _WHOLE = "comparisons between ranks stop inside of a `shard_map`, of which only the core knows"
 PRIVATE = {
-    "CompositeKind": _REQUESTS,
-    "CompositeRequest": _REQUESTS,
     "OfWholeArrays": _WHOLE,
     "Uncopied": "a copy of what holds a communicator is the object itself, as for a `Mesh`",
     "array_type": "JAX's internals are touched in `_jax` alone",
@@ -108,7 +105,6 @@ PRIVATE = {
     "fail_at_exit": "Python ends with status 0 if a function called at exit raises an error",
     "of_whole_arrays": _WHOLE,
     "rank_of": _ARGUMENTS,
-    "rows_to_owners": "errors of the core name the arguments of `migrate`",
     "static_int": _ARGUMENTS,
     "vary_like": "JAX's internals are touched in `_jax` alone",
     "waits_in": "reports of the watchdog name the function in which a rank waits",

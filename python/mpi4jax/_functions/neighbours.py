@@ -15,7 +15,6 @@ from .._op.comm import Comm, as_comm, check_not_null
 from .._op.operation import OPERATIONS, Call, T
 from .._op.packing import as_array, zeros_like
 from .._requests.nonblocking import nonblocking
-from .._requests.request import CompositeKind
 
 _KINDS = {MPI.CART: MPI.Cartcomm, MPI.GRAPH: MPI.Graphcomm, MPI.DIST_GRAPH: MPI.Distgraphcomm}
 
@@ -64,8 +63,8 @@ class _InOrder:
 
     received: tuple[int, ...]
 
-    def __call__(self, results: list[Any], _: tuple[Any, ...]) -> Any:
-        return jax.tree.map(self._ordered, results[0])
+    def __call__(self, blocks: Any) -> Any:
+        return jax.tree.map(self._ordered, blocks)
 
     def _ordered(self, rows: Any) -> Any:
         if rows.shape[0] in self.received:  # from MPI.PROC_NULL
@@ -74,16 +73,16 @@ class _InOrder:
         return rows[np.array(self.received, int)]
 
 
-def _prepare(name: str, edges: _Edges, blocks: Any) -> tuple[Call, CompositeKind]:
+def _prepare(edges: _Edges, blocks: Any) -> tuple[Call, _InOrder]:
     """Prepare a call that sends the blocks of a tree, which are in the order of `edges.sent`."""
     counts = edges.counts(edges.outs), edges.counts(edges.ins)
     call = OPERATIONS["alltoallv"].prepare(blocks, *counts, comm=edges.comm.mpi)
-    return call, CompositeKind(name, _InOrder(tuple(edges.received)))
+    return call, _InOrder(tuple(edges.received))
 
 
-def _run(prepared: tuple[Call, CompositeKind]) -> Any:
-    call, end = prepared
-    return end.result([run(call)], ())
+def _run(prepared: tuple[Call, _InOrder]) -> Any:
+    call, in_order = prepared
+    return in_order(run(call))
 
 
 def neighbor_alltoall(x: T, comm: MPI.Intracomm) -> T:
@@ -126,7 +125,7 @@ def neighbor_alltoall(x: T, comm: MPI.Intracomm) -> T:
     return _run(_prepare_alltoall(x, comm))
 
 
-def _prepare_alltoall(x: Any, comm: MPI.Intracomm) -> tuple[Call, CompositeKind]:
+def _prepare_alltoall(x: Any, comm: MPI.Intracomm) -> tuple[Call, _InOrder]:
     name = "neighbor_alltoall"
     edges = _Edges(name, comm)
 
@@ -140,7 +139,7 @@ def _prepare_alltoall(x: Any, comm: MPI.Intracomm) -> tuple[Call, CompositeKind]
             )
         return leaf[np.array(edges.sent, int)]
 
-    return _prepare(name, edges, jax.tree.map(chosen, x))
+    return _prepare(edges, jax.tree.map(chosen, x))
 
 
 def neighbor_allgather(x: T, comm: MPI.Intracomm) -> T:
@@ -176,15 +175,14 @@ def neighbor_allgather(x: T, comm: MPI.Intracomm) -> T:
     return _run(_prepare_allgather(x, comm))
 
 
-def _prepare_allgather(x: Any, comm: MPI.Intracomm) -> tuple[Call, CompositeKind]:
-    name = "neighbor_allgather"
-    edges = _Edges(name, comm)
+def _prepare_allgather(x: Any, comm: MPI.Intracomm) -> tuple[Call, _InOrder]:
+    edges = _Edges("neighbor_allgather", comm)
 
     def repeated(leaf: Any) -> Any:
         leaf = as_array(leaf)
         return jnp.broadcast_to(leaf, (len(edges.sent), *leaf.shape))
 
-    return _prepare(name, edges, jax.tree.map(repeated, x))
+    return _prepare(edges, jax.tree.map(repeated, x))
 
 
 ineighbor_alltoall = nonblocking(neighbor_alltoall, _prepare_alltoall)

@@ -203,8 +203,10 @@ class _Fill:
     tree_type: TreeType
     received: tuple[Message, ...]
 
-    def __call__(self, results: list[Any], leaves: Sequence[Any]) -> Any:
-        for message, cells in zip(self.received, results, strict=True):
+    def __call__(self, *cells_and_leaves: Any) -> Any:
+        n = len(self.received)
+        leaves: Sequence[Any] = cells_and_leaves[n:]
+        for message, cells in zip(self.received, cells_and_leaves[:n], strict=True):
             leaves = filled(message.boxes, leaves, cells)
         return self.tree_type.from_leaves(leaves)
 

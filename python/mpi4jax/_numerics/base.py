@@ -17,10 +17,5 @@ from .._op.comm import (
     waits_in as waits_in,
 )
 from .._op.packing import as_arrays as as_arrays
-from .._requests.request import (
-    CompositeKind as CompositeKind,
-    CompositeRequest as CompositeRequest,
-)
 from .._spmd.mesh import current as current
 from .._spmd.whole import OfWholeArrays as OfWholeArrays, of_whole_arrays as of_whole_arrays
-from ..ops.ragged_alltoall import rows_to_owners as rows_to_owners

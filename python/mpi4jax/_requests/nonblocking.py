@@ -8,7 +8,7 @@ from typing import Any, ParamSpec
 
 from .._op.operation import OPERATIONS, Message
 from .._op.other_names import check_call
-from .request import CompositeRequest, R, Request
+from .request import R, Request
 from .start import start
 
 P = ParamSpec("P")
@@ -23,7 +23,7 @@ def nonblocking(
     Args:
         op: the function of an operation.
         prepare: for a function made of an operation: makes a call of this operation from the
-            arguments, and says how its result becomes the result of ``op`` (`CompositeKind`).
+            arguments, and the function of its result that returns the result of ``op``.
     """
     name = op.__name__
     given = inspect.signature(op)
@@ -48,7 +48,7 @@ def nonblocking(
             if prepare is None:
                 return start(OPERATIONS[name].prepare(**bound.arguments))
             prepared, end = prepare(**bound.arguments)
-            return CompositeRequest([start(prepared), ()], end)
+            return start(prepared).then(end, name=name)
         except (TypeError, ValueError, NotImplementedError) as error:
             if error.args and str(error.args[0]).startswith(f"{name}: "):
                 error.args = (f"i{error.args[0]}", *error.args[1:])

@@ -12,7 +12,8 @@ from jax.core import ShapedArray
 from .._op.operation import Operation
 from .._op.packing import TreeType
 
-R = TypeVar("R")  # what an operation that was started gives
+R = TypeVar("R")  # the result of the operation
+S = TypeVar("S")  # what a function makes of it
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,23 @@ class Request(Generic[R]):
     def tree_unflatten(cls, kind: Any, children: Sequence[Any]) -> Request[R]:
         return cls(children, kind)
 
+    def then(self, function: Callable[..., S], *arrays: Any, name: str = "") -> Request[S]:
+        """Return a request for ``function(result, *arrays)``, which :func:`wait` computes.
+
+        A nonblocking function of your own returns such a request. Wait for it in place of the
+        request that it is made of.
+
+        Args:
+            function: takes the result of the operation. Two requests have the same type, so that a
+                loop can carry one in place of the other, only if their functions are equal: a
+                function of a module or a method, but not a ``lambda``.
+            *arrays: arrays, or pytrees of arrays, that ``function`` takes after the result. They
+                are part of the request.
+            name: what the nonblocking function is called in errors, without the ``i`` before it; by
+                default the name of the operation.
+        """
+        return CompositeRequest([self, arrays], CompositeKind(name or self._op, function))
+
     @property
     def _op(self) -> str:
         return str(self._kind.name)
@@ -82,16 +100,16 @@ class Request(Generic[R]):
 
 @dataclass(frozen=True)
 class CompositeKind:
-    """An operation that consists of other operations.
+    """Everything about a request that consists of other requests, except for these and its arrays.
 
     Attributes:
         name: the name of the operation.
-        result: its result, from the results of those and from the arrays of its
-            :class:`CompositeRequest`.
+        result: function of the results of these requests, and then of the arrays, which returns the
+            result.
     """
 
     name: str
-    result: Callable[[list[Any], tuple[Any, ...]], Any]
+    result: Callable[..., Any]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -108,4 +126,4 @@ class CompositeRequest(Request[R]):
         return tuple(handle for request in self._requests for handle in request._all_handles())
 
     def _result(self, results: list[Any]) -> Any:
-        return self._kind.result(results, self._children[-1])
+        return self._kind.result(*results, *self._children[-1])

@@ -17,17 +17,17 @@ from .._call.definition import define
 from .._op.comm import Comm, as_comm, static_int
 from .._op.operation import PLAIN, Call, How, Ragged, T, call
 from .._op.plan import Plan
-from .._requests.request import CompositeKind, CompositeRequest, Request
+from .._requests.request import Request
 
 _WITH_COUNTS = PLAIN._replace(env_out=True)
 
 
-def _with_counts(results: list[Any], received: Any) -> Any:
-    return results[0], received
+def _with_counts(rows: Any, received: Any) -> Any:
+    return rows, received
 
 
-def _without_rows(results: list[Any], x: Any) -> Any:
-    return x, results[0]
+def _without_rows(received: Any, x: Any) -> Any:
+    return x, received
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,15 @@ class RaggedAlltoall(Ragged, name="ragged_alltoall"):
     def plan(self, how: How) -> Plan:
         return Plan("ragged_alltoall", attrs={"reverse": True} if self.adjoint else {})
 
-    def initiate(
-        self, begin: Callable[..., Request[Any]], args: Sequence[Any]
-    ) -> CompositeRequest[Any]:
+    def initiate(self, begin: Callable[..., Request[Any]], args: Sequence[Any]) -> Request[Any]:
         """Exchange the counts, which waits for all ranks, and start what sends the rows."""
         x, counts = args
         if not jax.tree.leaves(x):
-            request = begin(self.of_counts(), (counts,))
-            return CompositeRequest([request, x], CompositeKind(self.name, _without_rows))
+            return begin(self.of_counts(), (counts,)).then(_without_rows, x, name=self.name)
         nothing = jnp.zeros((self.rows[0] or 0, 0), np.int8)
         _, received = run(Call(self, (nothing,), (counts,), _WITH_COUNTS))
         both = jnp.concatenate([counts, received])
-        request = begin(self, (x, both))
-        return CompositeRequest([request, received], CompositeKind(self.name, _with_counts))
+        return begin(self, (x, both)).then(_with_counts, received)
 
 
 def _counts_of(counts: Any, comm: Comm) -> Any:

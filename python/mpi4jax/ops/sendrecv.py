@@ -17,8 +17,8 @@ from .._op.plan import Plan, Result
 from .._requests.request import CompositeKind, CompositeRequest, Request
 
 
-def _received(results: list[Any], _: tuple[Any, ...]) -> Any:
-    return results[0]
+def _received(received: Any, sent: None) -> Any:
+    return received
 
 
 @dataclass(frozen=True)
