@@ -364,13 +364,12 @@ def global_shard_map(
         return functools.partial(
             global_shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **how
         )
-    mesh = current() if mesh is None else mesh
     how |= {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
     on_blocks: Any = _shard_map(f, *positional, **how)
     name = getattr(f, "__name__", "global_shard_map")
     specs = tuple(in_specs) if isinstance(in_specs, list) else in_specs
 
-    def block(spec: Any, part: Any) -> Any:
+    def block(mesh: Mesh, spec: Any, part: Any) -> Any:
         sharding = as_sharding("global_shard_map", spec, mesh)
 
         def of_leaf(x: Any) -> Any:
@@ -389,7 +388,9 @@ def global_shard_map(
         on_blocks,
         name,
         mesh,
-        cut=lambda args: jax.tree.map(block, specs, args, is_leaf=is_sharding),
-        join=lambda results: join(results, out_specs, mesh=mesh),
+        cut=lambda mesh, args: jax.tree.map(
+            functools.partial(block, mesh), specs, args, is_leaf=is_sharding
+        ),
+        join=lambda mesh, results: join(results, out_specs, mesh=mesh),
     )
     return functools.wraps(f)(mapped)

@@ -112,7 +112,36 @@ def test_the_mesh_of_a_with_statement():
             assert index("j")() == RANK
         assert index("i")() == RANK
     with pytest.raises(TypeError, match=r"got NoneType; pass mesh=.*with mesh:"):
-        index("i")
+        index("i")()
+
+
+@pytest.mark.skipif(not hasattr(jax, "make_user_context"), reason="jit has no contexts")
+@pytest.mark.parametrize("kind", ["blocks", "global"])
+def test_a_function_without_a_mesh_takes_the_mesh_of_its_calls(kind):
+    make = mpi4jax.shard_map if kind == "blocks" else mpi4jax.sharding.global_shard_map
+
+    @jax.jit
+    @make(in_specs=P("i"), out_specs=P())  # like a function of a module: no mesh is made yet
+    def size(x):
+        return lax.psum(jnp.ones_like(x), "i")
+
+    x = jnp.ones(1 if kind == "blocks" else SIZE)
+    whole, pairs = mpi4jax.Mesh((SIZE,), ("i",)), mpi4jax.Mesh((SIZE, 1), ("j", "i"))
+    for mesh in (whole, pairs, whole):
+        with mesh:  # what jit has traced for one mesh is not used for another
+            assert size(x)[0] == mesh.shape["i"]
+    assert SIZE == 1 or size._cache_size() == 2
+
+
+@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="JAX has no set_mesh")
+def test_an_error_names_the_mesh_of_devices_that_is_set():
+    f = mpi4jax.shard_map(lambda x: x, mesh=mpi4jax.Mesh(), in_specs=P("i"), out_specs=P("i"))
+    mesh = jax.make_mesh((1,), ("devices",), devices=jax.local_devices()[:1])
+    with (
+        jax.set_mesh(mesh),
+        pytest.raises(ValueError, match=r"mesh of devices, .'devices': 1.; make it with mpi4jax"),
+    ):
+        f(jnp.ones(2))
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_set_mesh():
         assert given is mesh
         np.testing.assert_array_equal(f()(jnp.ones(2)), jnp.full(2, N))
     with pytest.raises(TypeError, match="pass mesh="):
-        f()
+        f()(jnp.ones(2))
 
 
 def test_a_mesh_may_be_made_in_a_traced_function():

@@ -315,6 +315,13 @@ def on_set_mesh(mesh_type: type, begin: Callable[[Any], None], end: Callable[[An
             wrap(jax.set_mesh, "__exit__", exit)
 
 
+def context_of_jit() -> Callable[[Any], contextlib.AbstractContextManager[Any]] | None:
+    """Make a context that takes a value: what `jax.jit` has traced for one value is not used for
+    another. Return None in a JAX that has no such contexts, such as 0.7."""
+    make = getattr(jax, "make_user_context", None)
+    return make() if make else None  # type: ignore[no-any-return]
+
+
 def visible_gpus(option: str = "jax_cuda_visible_devices") -> str:
     """Return the GPUs that JAX was told to use: ``"all"``, or numbers separated by commas."""
     return str(jax.config.read(option))

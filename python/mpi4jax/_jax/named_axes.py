@@ -55,6 +55,11 @@ def manual_axes() -> tuple[str, ...]:
     return tuple(mesh_lib.get_abstract_mesh().manual_axes)
 
 
+def mesh_of_devices() -> dict[str, int]:
+    """Return the axes and sizes of the mesh that `jax.set_mesh` has set; none without one."""
+    return dict(mesh_lib.get_abstract_mesh().shape)
+
+
 @contextlib.contextmanager
 def refuse_devices(advice: str) -> Iterator[None]:
     """Context: the error of a `jax.shard_map` over devices inside says what to do instead."""

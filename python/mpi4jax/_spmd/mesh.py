@@ -19,7 +19,9 @@ from .._job.flush import flush
 from .._op.comm import Comm, Uncopied, as_comm, waits_in
 
 _LONGEST_NAME = 60  # Open MPI cuts names after 63 bytes
-_current = threading.local()  # .meshes: the meshes of the `with` statements, the innermost last
+# .meshes: the meshes of the `with` statements, the innermost last, each with its context of jit.
+_current = threading.local()
+_in_jit = compat.context_of_jit()
 
 
 class Mesh(Uncopied):
@@ -213,7 +215,8 @@ class Mesh(Uncopied):
         return self
 
     def __exit__(self, *_: object) -> None:
-        _current.meshes = _current.meshes[:-1]
+        *_current.meshes, (_, context) = _current.meshes
+        context.__exit__(None, None, None)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -270,7 +273,9 @@ def _first(known: Comm, size: int) -> Comm | None:
 
 
 def _set(mesh: Mesh) -> None:
-    _current.meshes = [*getattr(_current, "meshes", ()), mesh]
+    context = _in_jit(mesh) if _in_jit else contextlib.nullcontext()
+    context.__enter__()
+    _current.meshes = [*getattr(_current, "meshes", ()), (mesh, context)]
 
 
 compat.on_set_mesh(Mesh, _set, lambda mesh: mesh.__exit__())
@@ -279,7 +284,28 @@ compat.on_set_mesh(Mesh, _set, lambda mesh: mesh.__exit__())
 def current() -> Mesh | None:
     """Return the mesh of the innermost ``with`` statement of this thread, or of `jax.set_mesh`."""
     meshes = getattr(_current, "meshes", None)
-    return meshes[-1] if meshes else None
+    return meshes[-1][0] if meshes else None
+
+
+def mesh_of_ranks(given: Any) -> Mesh:
+    """Return the mesh that is given, or else the current one."""
+    mesh = current() if given is None else given
+    if isinstance(mesh, Mesh):
+        return mesh
+    raise TypeError(
+        "shard_map: argument 'mesh' must be a mpi4jax.Mesh, whose axes are made of ranks, got "
+        f"{type(mesh).__name__}; pass mesh=..., or call it in a 'with mesh:'"
+    )
+
+
+def mesh_at_definition(given: Any) -> Mesh | None:
+    """Return the mesh of a function that is defined now, or None for the mesh of its calls.
+
+    A function without a mesh of its own takes the mesh of its calls, as in JAX. In a JAX without
+    contexts of `jit`, it takes the current one: `jit` would use for one mesh what it has traced for
+    another.
+    """
+    return None if given is None and _in_jit else mesh_of_ranks(given)
 
 
 def _shapes(axis_shapes: Any, known: Comm, names: tuple[str, ...]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from .._job.watch import compares_before
 from .._op import manual
 from .boundary import assert_replicated, boundary_of, note_blocks, note_order
 from .collectives import LOCAL, MANY, Collectives, mentioned
-from .mesh import Mesh, current
+from .mesh import Mesh, current, mesh_at_definition, mesh_of_ranks
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -76,7 +76,8 @@ def shard_map(
 
     Args:
         f: function of arrays or pytrees; if None, a decorator is returned.
-        mesh: :class:`mpi4jax.Mesh`; by default the mesh of the innermost ``with mesh:``.
+        mesh: :class:`mpi4jax.Mesh`; by default the mesh of the innermost ``with mesh:`` or of
+            `jax.set_mesh` when the function is called (in JAX 0.7, when it is defined).
         in_specs: a `PartitionSpec` for each argument, or a pytree of them that is a prefix of the
             arguments. Named axes shard the array; an array that is not sharded is equal on all
             ranks.
@@ -115,12 +116,7 @@ def shard_map(
     }
     if f is None:
         return functools.partial(shard_map, mesh=mesh, **how)
-    mesh = current() if mesh is None else mesh
-    if not isinstance(mesh, Mesh):
-        raise TypeError(
-            "shard_map: argument 'mesh' must be a mpi4jax.Mesh, whose axes are made of ranks, got "
-            f"{type(mesh).__name__}; pass mesh=..., or call it in a 'with mesh:'"
-        )
+    mesh = mesh_at_definition(mesh)
     if not callable(f):
         raise TypeError(f"shard_map: argument 'f' must be a function, got {type(f).__name__}")
 
@@ -130,13 +126,20 @@ def shard_map(
         if outer is None:
             if axes := named_axes.manual_axes():
                 raise NotImplementedError(
-                    f"mpi4jax.shard_map over {mesh} inside of a jax.shard_map over the devices "
-                    f"{axes}: {_APART}"
+                    f"mpi4jax.shard_map over {mesh or current()} inside of a jax.shard_map over "
+                    f"the devices {axes}: {_APART}"
                 )
-            if not mesh.coordinates:  # the mesh leaves this rank out
+            over = mesh_of_ranks(mesh)
+            if devices := named_axes.mesh_of_devices():
+                raise ValueError(
+                    f"mpi4jax.shard_map over {over}, while jax.set_mesh has set a mesh of devices, "
+                    f"{devices}; make it with mpi4jax.sharding.make_mesh, or call the function "
+                    "outside of the 'with jax.set_mesh(...)' of the devices"
+                )
+            if not over.coordinates:  # the mesh leaves this rank out
                 return jax.tree.map(lambda _: None, out_specs, is_leaf=_is_spec)
-            return _call(f, mesh, how, args)
-        if outer.mesh != mesh:
+            return _call(f, over, how, args)
+        if mesh is not None and outer.mesh != mesh:
             raise ValueError(
                 "shard_map: argument 'mesh' must be the mesh of the shard_map around this one, "
                 f"{outer.mesh}, got {mesh}; make one mesh with all axes, and name the axes of each "

@@ -12,7 +12,7 @@ from .._check.whole_arrays import look, taken
 from .._job.watch import compares_before
 from .._op import manual
 from .boundary import check_whole
-from .mesh import Mesh
+from .mesh import Mesh, current, mesh_at_definition
 
 
 class OfWholeArrays:
@@ -58,28 +58,30 @@ def of_whole_arrays(
     on_blocks: Callable[..., Any],
     name: str,
     mesh: Mesh | None,
-    cut: Callable[[Any], Any],
-    join: Callable[[Any], Any],
+    cut: Callable[[Mesh, Any], Any],
+    join: Callable[[Mesh, Any], Any],
 ) -> Callable[..., Any]:
     """Return a function of global arrays, which calls a function of blocks.
 
     Args:
         on_blocks: result of :func:`mpi4jax.shard_map`.
         name: its name, in errors.
-        mesh: the mesh; None only inside of another `shard_map`.
-        cut: function of the tuple of global arguments, which returns this rank's blocks of them.
-        join: function of the blocks of the results, which returns the global results.
+        mesh: the mesh, or None for the current one.
+        cut: function of the mesh and the tuple of global arguments, which returns this rank's
+            blocks of them.
+        join: function of the mesh and the blocks of the results, which returns the global results.
     """
+    defined = mesh_at_definition(mesh)
 
     def mapped(*args: Any) -> Any:
+        over = current() if defined is None else defined
         # Inside of another shard_map, arguments are what its function has.
-        is_left_out = mesh is not None and not mesh.coordinates
-        if manual.is_inside() or is_left_out:
+        if manual.is_inside() or over is None or not over.coordinates:
             return on_blocks(*args)
-        check_whole(mesh, name, args)
-        blocks = cut(args)
+        check_whole(over, name, args)
+        blocks = cut(over, args)
         with taken():
             results = on_blocks(*blocks)
-        return join(results)
+        return join(over, results)
 
     return mapped
