@@ -466,3 +466,27 @@ pub fn message(found: &Difference) {
         end_or_doubt(&texts, found.is_default);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Stream;
+
+    #[test]
+    fn records_differ_in_what_all_ranks_must_have_alike() {
+        let comm = comm::register(Comm::new("kind-of", 0, 2));
+        let with_two_roots = |op| {
+            [0, 1].map(|root| {
+                let site = std::sync::Arc::new(Site { root, ..Site::new(op, &comm) });
+                recorder::begin(&site, &Call::of(&site, Stream::NONE), |_| (1, 0)).record().unwrap()
+            })
+        };
+        let [one, other] = with_two_roots(Op::Bcast);
+        assert_ne!(kind_of(&one), kind_of(&other), "roots");
+        let [one, other] = with_two_roots(Op::Allgatherv);
+        assert_eq!(kind_of(&one), kind_of(&Record { count: 7, ..other }), "sizes that each rank chooses");
+        let [one, other] = with_two_roots(Op::Allreduce);
+        assert_eq!(kind_of(&one), kind_of(&other), "there is no root");
+        assert_ne!(kind_of(&one), kind_of(&Record { count: 7, ..other }), "sizes");
+    }
+}
