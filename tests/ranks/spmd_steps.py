@@ -114,6 +114,24 @@ def experts(weights, x):
     return mean(back.sum(0))
 
 
+@step([(("n", WIDTH, WIDTH), P("i")), ((WIDTH, "n"), P())], rows("i"))
+def ragged_experts(weights, x):
+    """An expert on each device; each row travels to one expert and back."""
+    expert, router = weights
+    here, scores = lax.axis_index("i"), x @ router
+    order = scores.argmax(1).argsort()
+    chosen = jnp.bincount(scores.argmax(1), length=size("i"))
+    counts = lax.all_gather(chosen, "i")  # of each device, for each expert
+    at_source, at_expert = counts.cumsum(1) - counts, counts.cumsum(0) - counts
+    there = (at_source[here], counts[here], at_expert[here], counts[:, here])
+    back = (at_expert[:, here], counts[:, here], at_source[:, here], counts[here])
+    room = jnp.zeros((size("i") * len(x), WIDTH)) * x[0]
+    received = lax.ragged_all_to_all(x[order], room, *there, axis_name="i")
+    computed = jnp.tanh(received @ expert[0])
+    returned = lax.ragged_all_to_all(computed, 0 * x, *back, axis_name="i")
+    return mean(jax.nn.softmax(scores).max(1)[order, None] * returned)
+
+
 def gradient_step(name, shard_map):
     """The loss and the new parameters."""
     loss, params, data = STEPS[name]
@@ -140,16 +158,23 @@ def arguments(name, n, parts):
     return [block(*p) for p in params], *(block(*d) for d in data)
 
 
-XLA = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all"
+XLA = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all|ragged-all-to-all"
 
 
 def of_xla(n):
-    """How many collectives of each kind XLA has for each step; a loop's body counts once."""
+    """How many collectives of each kind XLA has for each step; a loop's body counts once.
+
+    Of ragged experts, those that JAX gives to XLA.
+    """
     mesh = jax.sharding.Mesh(jax.devices()[:n], "i")
     found = {}
     for name in STEPS:
         f = gradient_step(name, functools.partial(jax.shard_map, mesh=mesh))
-        text = jax.jit(f).lower(*arguments(name, n, 1)).compile().as_text()
+        lowered = jax.jit(f).lower(*arguments(name, n, 1))
+        if name == "ragged experts":  # XLA cannot compile `ragged-all-to-all` for CPUs
+            text = lowered.as_text(dialect="hlo")
+        else:
+            text = lowered.compile().as_text()
         found[name] = dict(collections.Counter(re.findall(rf" ({XLA})(?:-start)?\(", text)))
     return found
 

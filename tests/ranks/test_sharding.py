@@ -38,6 +38,7 @@ SPECS = [
     P(),
 ]
 SHAPE = (5, 8, 6)
+WIDTH = 4 * SIZE  # `global_shard_map` needs equal blocks
 WHOLE = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
 
 
@@ -117,8 +118,8 @@ def test_transforms_take_shardings(spec):
 
 def test_a_matrix_product_of_jaxs_documentation():
     mesh = make_mesh((ROWS, SIZE // ROWS), ("x", "y"))
-    a = jnp.arange(8 * 16.0).reshape(8, 16)
-    b = jnp.arange(16 * 4.0).reshape(16, 4)
+    a = jnp.arange(8.0 * WIDTH).reshape(8, WIDTH)
+    b = jnp.arange(WIDTH * 4.0).reshape(WIDTH, 4)
 
     @functools.partial(
         global_shard_map, mesh=mesh, in_specs=(P("x", "y"), P("y", None)), out_specs=P("x", None)
@@ -138,8 +139,8 @@ def test_a_network_of_jaxs_documentation():
     """Parameters cut as in fully sharded data parallelism, gathered layer by layer."""
     mesh = make_mesh((-1,), ("batch",))
     keys = jax.random.split(jax.random.key(0), 4)
-    params = [(jax.random.normal(k, (8, 8)) / 3, jnp.zeros(8)) for k in keys]
-    batch = jax.random.normal(jax.random.key(1), (2, 8, 8))
+    params = [(jax.random.normal(k, (WIDTH, WIDTH)) / 3, jnp.zeros(WIDTH)) for k in keys]
+    batch = jax.random.normal(jax.random.key(1), (2, WIDTH, WIDTH))
 
     def predict(params, inputs, gather=lambda w: w):
         for w, b in params:
@@ -179,7 +180,7 @@ def test_inside_another_function_it_takes_what_is_there():
             out_specs=P("a"),
             axis_names={"a"},
         )
-        x = jnp.arange(8)
+        x = jnp.arange(WIDTH)
         halves = np.split(np.asarray(x), ROWS)
         sums = [sum(np.split(half, SIZE // ROWS)) for half in halves]
         assert_equal(jax.jit(both)(x), np.concatenate(sums))
