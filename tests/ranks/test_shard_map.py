@@ -497,6 +497,20 @@ def test_each_eager_call_reads_what_the_program_has_now(capsys):
     assert f"block At {{'i': {R}}}:\n[1. 1.]" in capsys.readouterr().out
 
 
+def test_results_outside_of_jit_have_no_mesh():
+    """Although JAX 0.10 gives the numbers of a branch types with the mesh."""
+    mesh = mpi4jax.Mesh((1, N), ("a", "b"), comm=COMM)
+
+    def halved(v):
+        return lax.cond(v > 0, lambda v: 0.5 * v, lambda v: v, v)
+
+    for axes in ({"b"}, {"a", "b"}):
+        how = {"in_specs": P("b"), "out_specs": P("b"), "axis_names": axes}
+        y = mpi4jax.shard_map(jax.vmap(halved), mesh=mesh, **how)(jnp.arange(-1.0, 2.0))
+        assert y.tolist() == [-1, 0, 0.5]
+        assert jax.typeof(y) == jax.typeof(jnp.ones(3))
+
+
 def test_nothing_is_compiled_again():
     mesh = mpi4jax.Mesh(comm=COMM)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import config, core, mesh as mesh_lib, source_info_util
 from jax._src.interpreters import partial_eval as pe
 from jax.extend.core import Primitive
@@ -85,6 +86,8 @@ class BlockTrace(core.Trace):  # type: ignore[misc]
         self.outside, self.step, self.check_vma, self.where = outside, step, check_vma, where
 
     def value(self, x: Any) -> Any:
+        if isinstance(x, np.ndarray):  # a literal of JAX 0.10 has a type with the mesh
+            return np.asarray(x)
         return x.value if isinstance(x, Block) and x._trace is self else x
 
     def stage_value(self, x: Any) -> Block:
