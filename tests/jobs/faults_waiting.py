@@ -87,7 +87,7 @@ FAULTS = {
         status=HUNG_STATUS,
         env=TIMED,
     ),
-    # The rank sleeps for longer than a job takes that is ended at the time-out, even if MPI blocks.
+    # The rank sleeps for longer than a job takes that is ended at the timeout, even if MPI blocks.
     "a rank that is slow, where a time-out does not end the job": Fault(
         "f = mpi4jax.jit(lambda x: nt.allreduce(x, MPI.SUM)).lower(x).compile(); comm.Barrier()\n"
         "if rank == 1: time.sleep(13)\nwait(f(x)); print('the end', rank)",
