@@ -142,15 +142,14 @@ PAGES: dict[str, Page] = {
     ),
     "reference-training": Page(
         "Reference: training",
-        f"Functions for data, parameters and pipelines of neural networks. {ALIAS}",
+        f"Functions for batches and sharded parameters of neural networks. {ALIAS}",
         [
             Section(
                 "Training",
                 "mpi4jax.notoken",
                 [
                     "training.fsdp_specs", "training.unshard", "training.specs_for",
-                    "training.global_norm", "training.clip_by_global_norm", "training.gpipe",
-                    "training.one_forward_one_backward", "training.batches", "training.Sampler",
+                    "training.global_norm", "training.clip_by_global_norm", "training.batches",
                 ],
                 "`mpi4jax.training` is loaded when it is used. [Training a network](training.md) "
                 "has examples.",

@@ -7,13 +7,12 @@ A mesh has the axes `data` (samples, and shards of all parameters), `stage` (lay
 (heads and hidden units, and positions of each sequence). Training goes on from a checkpoint on each
 mesh in turn, and is compared with the training of one process: AdamW with clipping, in the same
 order of samples. A mesh of one rank has the first rank alone. Functions of `jax.lax` communicate,
-and `mpi4jax.training` has the parts around them.
+`mpi4jax.training` has the parts around them, and the pipeline is the one of `pipeline.py`.
 """
 
 import argparse
 import contextlib
 import functools
-import itertools
 import tempfile
 from typing import Any
 
@@ -24,6 +23,7 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from mpi4py import MPI
+from pipeline import gpipe
 
 import mpi4jax.notoken as mpi4jax
 
@@ -117,7 +117,7 @@ def loss(params: Params, specs: Any, x: jax.Array, y: jax.Array) -> jax.Array:
 
     words, places = (unshard(params[k], specs[k]) for k in ("words", "places"))
     h = (words[x] + places).reshape(MICROBATCHES, -1, *x.shape[1:], WIDTH)
-    h = mpi4jax.training.gpipe(stage, params["layers"], h, "stage").reshape(*x.shape, WIDTH)
+    h = gpipe(stage, params["layers"], h, "stage").reshape(*x.shape, WIDTH)
     return optax.softmax_cross_entropy_with_integer_labels(h @ words.T, y).mean()
 
 
@@ -146,27 +146,30 @@ def trainer(mesh: mpi4jax.Mesh) -> tuple[Any, Any]:
     return specs, step
 
 
+def samples_of(step: int, comm: MPI.Intracomm) -> np.ndarray[Any, Any]:
+    """Return this rank's samples of a batch: the same batches on any number of ranks."""
+    epoch, k = divmod(step, SAMPLES // BATCH)
+    order = np.random.default_rng((0, epoch)).permutation(SAMPLES)
+    return np.array_split(order[k * BATCH : (k + 1) * BATCH], comm.size)[comm.rank]
+
+
 def train(
     mesh: mpi4jax.Mesh, path: str, sequences: np.ndarray[Any, Any], steps: int
 ) -> list[float]:
     """Train on from the checkpoint, if there is one, and save."""
-    specs, step = trainer(mesh)
+    specs, run = trainer(mesh)
     params = parameters()
     state: list[Any] = [*mpi4jax.sharding.cut((params, optimizer.init(params)), specs, mesh=mesh)]
-    sampler = mpi4jax.training.Sampler(SAMPLES, BATCH, comm=mesh.comm("data"))
-    layouts = (*specs, None)
+    begin, layouts = 0, (*specs, None)
     with contextlib.suppress(FileNotFoundError):  # the first time
-        *state, sampler.state = mpi4jax.checkpoints.load(
-            path, (*state, sampler.state), layouts, mesh=mesh
-        )
+        *state, begin = mpi4jax.checkpoints.load(path, (*state, begin), layouts, mesh=mesh)
     losses: list[float] = []
-    epochs = itertools.chain.from_iterable(itertools.repeat(sampler))
-    for batch in itertools.islice(epochs, steps):
-        rows = sequences[batch]
+    for step in range(int(begin), int(begin) + steps):
+        rows = sequences[samples_of(step, mesh.comm("data"))]
         x, y = mpi4jax.sharding.cut((rows[:, :-1], rows[:, 1:]), P(None, "model"), mesh=mesh)
-        *state, value = step(*state, x, y)
+        *state, value = run(*state, x, y)
         losses.append(float(value))
-    mpi4jax.checkpoints.save(path, (*state, sampler.state), layouts, mesh=mesh)
+    mpi4jax.checkpoints.save(path, (*state, int(begin) + steps), layouts, mesh=mesh)
     return losses
 
 

@@ -1,13 +1,11 @@
-"""Parts of training loops on ranks, for functions in :func:`mpi4jax.shard_map`.
+"""Parts of training loops on ranks: sharded parameters in :func:`mpi4jax.shard_map`, and batches.
 
-Optimizer states and gradients of sharded parameters, pipelines, and batches. Axis names refer to
-the axes of a :class:`mpi4jax.Mesh`.
+Axis names refer to the axes of a :class:`mpi4jax.Mesh`.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,21 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
-from mpi4py import MPI
 
 from ._numerics.arrays import T, names_of
-from ._numerics.base import as_comm, vary_like
 from ._numerics.batches import batches as batches
 from ._spmd.mesh import Mesh
 
 __all__ = [
-    "Sampler",
     "batches",
     "clip_by_global_norm",
     "fsdp_specs",
     "global_norm",
-    "gpipe",
-    "one_forward_one_backward",
     "specs_for",
     "unshard",
 ]
@@ -214,170 +207,3 @@ def clip_by_global_norm(gradients: T, specs: Any, max_norm: float) -> T:
     norm = global_norm(gradients, specs)
     scale = max_norm / jnp.maximum(norm, max_norm)
     return jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
-
-
-# ---- Pipelines
-
-
-def _scan(tick: Callable[..., Any], carry: Any, ticks: int) -> Any:
-    """Run a `lax.scan` whose first carry varies over the same axes as the later ones."""
-    step = jnp.arange(ticks)
-    leaves, tree = jax.tree.flatten(carry)
-    for _ in range(2):  # the result of the first step may vary over more axes than the first carry
-        types = jax.make_jaxpr(tick)(jax.tree.unflatten(tree, leaves), step[0]).out_avals
-        leaves = [vary_like(x, to) for x, to in zip(leaves, types, strict=False)]
-    carry = jax.tree.unflatten(tree, leaves)
-    return lax.scan(tick, carry, step)
-
-
-def _shift(x: Any, axis: str, by: int) -> Any:
-    """Return the value of the previous stage (``by=1``) or of the next one (``by=-1``)."""
-    n = lax.axis_size(axis)
-    pairs = [(k, k + by) for k in range(n) if 0 <= k + by < n]
-    return jax.tree.map(lambda leaf: lax.ppermute(leaf, axis, pairs), x)
-
-
-def _where(condition: Any, x: Any, y: Any) -> Any:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), x, y)
-
-
-def _length(xs: Any) -> int:
-    return int(jax.tree.leaves(xs)[0].shape[0])
-
-
-def gpipe(layer: Callable[[Any, Any], Any], params: Any, xs: T, axis: str) -> T:
-    """Send microbatches through a pipeline of layers, one on each rank along a mesh axis, as in
-    GPipe.
-
-    JAX differentiates it. With ``jax.checkpoint(layer)``, only the inputs of layers are kept.
-
-    Args:
-        layer: function of parameters and a microbatch, which returns an array of the microbatch's
-            shape and dtype. If a rank has several layers, ``layer`` runs all of them, for example
-            in a `lax.scan`.
-        params: parameters of this rank's layer, in a :func:`mpi4jax.shard_map`.
-        xs: pytree of arrays of shape ``(microbatches, ...)``; only the values on the first rank are
-            used.
-        axis: name of the mesh axis.
-
-    Returns:
-        The results, a pytree like ``xs``. Their values are the same on all ranks along the axis.
-
-    Source:
-        Huang et al., GPipe, 2019, https://arxiv.org/abs/1811.06965.
-
-    See also: :func:`one_forward_one_backward`.
-    """
-    stage, stages, number = lax.axis_index(axis), lax.axis_size(axis), _length(xs)
-    of = lambda t: jax.tree.map(lambda leaf: leaf[jnp.minimum(t, number - 1)], xs)  # noqa: E731
-
-    def tick(received: Any, t: Any) -> Any:
-        y = layer(params, _where(stage == 0, of(t), received))
-        return _shift(y, axis, 1), y
-
-    # While the pipeline fills, layers get a real input: some have no derivative at zero.
-    _, ys = _scan(tick, of(0), number + stages - 1)
-    last = jax.tree.map(lambda leaf: leaf[stages - 1 :], ys)
-    zeros = jax.tree.map(jnp.zeros_like, last)
-    return lax.psum(_where(stage == stages - 1, last, zeros), axis)  # type: ignore[no-any-return]
-
-
-def one_forward_one_backward(
-    layer: Callable[[Any, Any], Any],
-    loss: Callable[[Any, Any], Any],
-    params: T,
-    xs: Any,
-    targets: Any,
-    axis: str,
-) -> tuple[jax.Array, T]:
-    """Compute a loss and its gradient in a pipeline that keeps few activations.
-
-    Each step of the pipeline does one forward pass, and one backward pass of an earlier microbatch.
-    A rank keeps the inputs of at most ``2 * stages - 1`` microbatches, and computes its layer again
-    for the backward pass.
-
-    Args:
-        layer, params, xs, axis: as for :func:`gpipe`.
-        loss: function of a result of the last layer and a target, which returns a scalar.
-        targets: pytree of arrays of shape ``(microbatches, ...)``; only the values on the last rank
-            are used.
-
-    Returns:
-        The mean of the loss over the microbatches, the same on all ranks along the axis, and its
-        gradient with respect to this rank's ``params``.
-
-    Source:
-        PipeDream-Flush in Narayanan et al., 2021, https://arxiv.org/abs/2006.09503.
-    """
-    stage, stages, number = lax.axis_index(axis), lax.axis_size(axis), _length(xs)
-    kept_inputs = 2 * stages - 1
-    at = lambda tree, k: jax.tree.map(lambda leaf: leaf[k], tree)  # noqa: E731
-
-    def tick(carry: Any, t: Any) -> Any:
-        received, cotangent, kept, total, gradient = carry
-        forward, back = t - stage, t - 2 * (stages - 1) + stage  # microbatches of this tick
-        x = _where(stage == 0, at(xs, forward % number), received)
-        kept = jax.tree.map(lambda old, new: old.at[forward % kept_inputs].set(new), kept, x)
-        y, pull = jax.vjp(layer, params, at(kept, back % kept_inputs))
-        value, of_loss = jax.value_and_grad(loss)(y, at(targets, back % number))
-        of_params, of_x = pull(_where(stage == stages - 1, of_loss, cotangent))
-        counts = (back >= 0) & (back < number)  # the pipeline is being filled or drained
-        total = total + jnp.where(counts & (stage == stages - 1), value, 0)
-        add = lambda sum_, new: sum_ + jnp.where(counts, new, 0)  # noqa: E731
-        gradient = jax.tree.map(add, gradient, of_params)
-        y = layer(params, x)
-        return (_shift(y, axis, 1), _shift(of_x, axis, -1), kept, total, gradient), None
-
-    first = at(xs, 0)
-    repeat = lambda leaf: jnp.broadcast_to(leaf, (kept_inputs, *leaf.shape))  # noqa: E731
-    zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)  # noqa: E731
-    start = (first, zeros(first), jax.tree.map(repeat, first), jnp.zeros(()), zeros(params))
-    (*_, total, gradient), _ = _scan(tick, start, number + 2 * stages - 2)
-    return lax.psum(total, axis) / number, jax.tree.map(lambda g: g / number, gradient)
-
-
-# ---- Samples
-
-
-class Sampler:
-    """Draw this rank's samples of each batch, in a random order that any number of ranks can
-    resume.
-
-    Iterating yields the indices of one epoch, batch by batch; samples that do not fill a batch are
-    left out. ``state`` says which batch comes next. Save it in a checkpoint, and set it after
-    loading.
-
-    Args:
-        samples: number of samples of the data set.
-        batch_size: number of samples of a batch of all ranks.
-        seed: seed of the random order.
-        comm: communicator; by default a duplicate of ``COMM_WORLD``.
-
-    Example:
-        >>> import mpi4jax.notoken as mpi4jax
-        >>> sampler = mpi4jax.training.Sampler(100, 4 * mpi4jax.default_comm().size)
-        >>> [len(indices) for indices in sampler][:2], sampler.state
-        ([4, 4], {'epoch': 1, 'batch': 0})
-    """
-
-    def __init__(
-        self, samples: int, batch_size: int, *, seed: int = 0, comm: MPI.Intracomm | None = None
-    ):
-        if not 0 < batch_size <= samples:
-            raise ValueError(
-                f"Sampler: argument 'batch_size' must be from 1 to {samples}, the number of "
-                f"samples, got {batch_size}"
-            )
-        self.samples, self.batch_size, self.seed = samples, batch_size, seed
-        self._comm = as_comm("Sampler", comm).mpi
-        #: The epoch and the number of the next batch in it.
-        self.state = {"epoch": 0, "batch": 0}
-
-    def __iter__(self) -> Iterator[np.ndarray[Any, Any]]:
-        epoch = self.state["epoch"]
-        order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
-        for k in range(self.state["batch"], self.samples // self.batch_size):
-            batch = order[k * self.batch_size : (k + 1) * self.batch_size]
-            self.state = {"epoch": epoch, "batch": k + 1}
-            yield np.array_split(batch, self._comm.Get_size())[self._comm.Get_rank()]
-        self.state = {"epoch": epoch + 1, "batch": 0}

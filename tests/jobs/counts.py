@@ -111,7 +111,7 @@ NOTHING = {
     *("grids.balanced", "grids.dirichlet", "grids.neumann", "grids.regions", "linalg.Info"),
     *("linalg.Reason", "linalg.block_jacobi", "sharding.PartitionSpec", "sharding.device_put"),
     *("sharding.make_array_from_callback", "sharding.with_sharding_constraint"),
-    *("training.Sampler", "training.fsdp_specs", "training.specs_for"),
+    *("training.fsdp_specs", "training.specs_for"),
     "sharding.jit",  # a comparison of hashes, once for each compilation
     "default_comm",  # test_counts.py: the first operation
 }

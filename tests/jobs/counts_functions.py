@@ -114,42 +114,6 @@ sharded(
 )
 
 
-def pipelines(batches: int) -> None:
-    """Count a message to the next stage in each step, and of the backward passes one back."""
-    xs = jnp.ones((batches, 5))
-    args, layer = jnp.ones(1), lambda p, x: p[0] * x
-    why = "a pipeline has a step for each stage besides those for the microbatches"
-    steps = batches + OTHERS
-    sends = steps if RANK < OTHERS else 0
-    sharded(
-        f"training.gpipe, {batches} microbatches",
-        lambda p, x: m.training.gpipe(layer, p, x, "i"),
-        ((ROWS_OF_RANKS, EQUAL), EQUAL),
-        (args, xs),
-        {
-            "MPI_Allreduce": (1, 20 * batches),
-            **({"MPI_Isend": (sends, 20 * sends)} if sends else {}),
-        },
-        f"log(P) + {sends}",
-    )
-    sends = (steps + OTHERS) * LINE
-    sharded(
-        f"training.one_forward_one_backward, {batches} microbatches",
-        lambda p, x: m.training.one_forward_one_backward(
-            layer, lambda y, t: ((y - t) ** 2).sum(), p, x, x, "i"
-        ),
-        ((ROWS_OF_RANKS, EQUAL), (EQUAL, ROWS_OF_RANKS)),
-        (args, xs),
-        {"MPI_Allreduce": (1, 4), "MPI_Isend": (sends, 20 * sends)},
-        f"log(P) + ({batches} + 2 * (P - 1)) * line",
-        why,
-    )
-
-
-pipelines(2)
-pipelines(4)
-
-
 @row(
     "Mesh of two axes, and their communicators",
     # A duplicate of `comm`, which is made here too; one for both axes, as one has all ranks.

@@ -61,8 +61,9 @@ def test_transformer(example):
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_pipeline(example, ranks):
     printed = example(ranks, "pipeline.py").splitlines()
-    words = "the loss is right: True, the gradient: True"
-    assert sorted(printed) == [f"rank {r}: {words}" for r in range(ranks)]
+    names = ("gpipe", "one forward, one backward")
+    words = "loss and gradient are right: True"
+    assert sorted(printed) == [f"rank {r}: {name}: {words}" for r in range(ranks) for name in names]
 
 
 def test_jax_distributed(example):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from mpi4py import MPI
-from reference import COMM, RANK, SIZE, assert_equal
+from reference import RANK, SIZE, assert_equal
 
 import mpi4jax
 from mpi4jax import training
@@ -197,51 +196,6 @@ def test_what_you_may_have_meant():
     close(sums, (of_all.sum() + SIZE * b, of_all.sum() + b))
 
 
-def layer(w, x):
-    h = {"a": jnp.tanh(x["a"] @ w["w"]), "b": x["b"] * jnp.linalg.norm(x["a"]) + w["c"]}
-    return {**h, "a": h["a"] / jnp.linalg.norm(h["a"])}  # no derivative at zero
-
-
-@pytest.mark.parametrize("number", [1, 5])
-def test_pipelines(number):
-    keys = jax.random.split(jax.random.key(2), 3)
-    params = {"w": jax.random.normal(keys[0], (SIZE, 4, 4)), "c": jnp.arange(1.0 * SIZE)}
-    xs = {"a": jax.random.normal(keys[1], (number, 3, 4)), "b": jnp.ones(number)}
-    targets = jax.random.normal(keys[2], (number, 3, 4))
-    loss = lambda y, target: jnp.mean((y["a"] - target) ** 2) + y["b"] ** 2 / 100
-
-    def of_one(params):
-        total = 0.0
-        for k in range(number):
-            x = jax.tree.map(lambda leaf, k=k: leaf[k], xs)
-            for stage in range(SIZE):
-                x = layer(jax.tree.map(lambda w, s=stage: w[s], params), x)
-            total += loss(x, targets[k])
-        return total / number
-
-    specs = (P("stage"), P(), P())
-    mapped = functools.partial(mpi4jax.shard_map, mesh=LINE, in_specs=specs)
-    own = lambda w: jax.tree.map(lambda leaf: leaf[0], w)
-
-    @mapped(out_specs=P())
-    def by_gpipe(w, xs, targets):
-        ys = training.gpipe(jax.checkpoint(layer), own(w), xs, "stage")
-        return jnp.mean(jax.vmap(loss)(ys, targets))
-
-    @mapped(out_specs=(P(), P("stage")))
-    def by_turns(w, xs, targets):
-        value, gradient = training.one_forward_one_backward(
-            layer, loss, own(w), xs, targets, "stage"
-        )
-        return value, jax.tree.map(lambda g: g[None], gradient)
-
-    mine = cut(params, P("stage"), mesh=LINE)
-    value, gradient = jax.value_and_grad(of_one)(params)
-    expected = value, cut(gradient, P("stage"), mesh=LINE)
-    close(jax.jit(jax.value_and_grad(by_gpipe))(mine, xs, targets), expected)
-    close(jax.jit(by_turns)(mine, xs, targets), expected)
-
-
 def test_batches_of_different_numbers():
     mine = [np.full((2 + (k == 2), 1), 10.0 * RANK + k) for k in range(1 + RANK)]
     seen = [0.0, 0]
@@ -307,23 +261,3 @@ def test_padded_batches_without_rows():
     uneven = {"x": full, "y": full[: 1 + (RANK < SIZE - 1)]}
     with pytest.raises(ValueError, match=f"different numbers of rows in one .* rank {SIZE - 1}"):
         list(training.batches([uneven], pad=True))
-
-
-def test_a_sampler_goes_on_where_it_was():
-    of_all = lambda sampler: [np.concatenate(COMM.allgather(own)) for own in sampler]
-    sampler = training.Sampler(50, 8)
-    first, second = of_all(sampler), of_all(sampler)
-    assert len(first) == len(second) == 6
-    assert len({*np.concatenate(first)}) == 48
-    assert not np.array_equal(first, second)
-
-    stopped = training.Sampler(50, 8)
-    for _ in stopped:
-        if stopped.state["batch"] == 2:
-            break
-    resumed = training.Sampler(50, 8, comm=MPI.COMM_SELF)  # on another number of ranks
-    resumed.state = dict(stopped.state)
-    for batch, expected in zip(resumed, first[2:], strict=True):
-        assert_equal(batch, expected)
-    with pytest.raises(ValueError, match="from 1 to 4, the number of samples, got 5"):
-        training.Sampler(4, 5)

@@ -149,8 +149,7 @@ BEFORE = {
     *(f"sharding.{name}" for name in ("cut", "join", "global_shard_map", "device_put")),
     *(f"sharding.{name}" for name in ("jit", "with_sharding_constraint")),
     "sharding.make_array_from_callback",
-    *(f"training.{name}" for name in ("clip_by_global_norm", "global_norm", "gpipe")),
-    *("training.one_forward_one_backward", "training.unshard"),
+    *(f"training.{name}" for name in ("clip_by_global_norm", "global_norm", "unshard")),
 }
 # Functions that do not communicate.
 HERE = {
@@ -159,7 +158,7 @@ HERE = {
     *("TransportInfo", "grids.Block", "grids.balanced", "grids.dirichlet", "grids.neumann"),
     *("grids.regions", "fft.frequencies", "fft.spectral_layout", "linalg.Info", "linalg.Reason"),
     *(f"sharding.{name}" for name in ("Mesh", "NamedSharding", "PartitionSpec", "make_mesh")),
-    *(f"training.{name}" for name in ("Sampler", "fsdp_specs", "specs_for")),
+    *(f"training.{name}" for name in ("fsdp_specs", "specs_for")),
 }
 
 

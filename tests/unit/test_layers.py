@@ -106,7 +106,6 @@ PRIVATE = {
     "of_whole_arrays": _WHOLE,
     "rank_of": _ARGUMENTS,
     "static_int": _ARGUMENTS,
-    "vary_like": "JAX's internals are touched in `_jax` alone",
     "waits_in": "reports of the watchdog name the function in which a rank waits",
 }
 

@@ -185,10 +185,6 @@ def sharded(f: Fields, xs: list[Array]) -> None:
     def layer(weights: Array, x: Array) -> Array:
         return weights * x
 
-    assert_type(training.gpipe(layer, f.u, f.v, "i"), Array)
-    loss, gradient = training.one_forward_one_backward(layer, layer, f.u, f.v, f.v, "i")
-    assert_type((loss, gradient), tuple[Array, Array])
-    training.Sampler(10, 2)
     assert_type(sharding.make_mesh((1,), ("i",)), mpi4jax.Mesh)
     assert_type(sharding.with_sharding_constraint(f, layout), Fields)
     assert_type(sharding.make_array_from_callback((2,), layout, lambda index: f.u), Array)

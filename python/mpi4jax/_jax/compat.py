@@ -453,11 +453,6 @@ def vary_over(x: Any, axes: Any) -> Any:
     return jax.lax.pvary(x, axes)  # type: ignore[attr-defined]
 
 
-def vary_like(x: Any, aval: Any) -> Any:
-    """Return ``x`` as a value that also varies over the manual axes of a type."""
-    return vary_over(x, varying_axes(aval))
-
-
 def vary_as(x: Any, aval: Any) -> Any:
     """Return ``x`` as a value that varies over the manual axes of type ``aval``."""
     given, required = varying_axes(jax.typeof(x)), varying_axes(aval)

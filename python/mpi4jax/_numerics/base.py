@@ -7,7 +7,7 @@ The modules here, and the public ones above, import nothing else that is private
 from __future__ import annotations
 
 from .._grid import cart as cart
-from .._jax.compat import array_type as array_type, vary_like as vary_like
+from .._jax.compat import array_type as array_type
 from .._job.abort import fail_at_exit as fail_at_exit
 from .._op.arguments import rank_of as rank_of
 from .._op.comm import (
