@@ -1,7 +1,7 @@
 """Check this installation: ``python -m mpi4jax``, alone and under mpiexec.
 
-Prints what was found, tests some ops, and says what to do where something is off. The exit status
-is 0 if nothing is.
+Prints what was found, tests some operations, and says what to do about each problem. The exit
+status is 0 if there is no problem.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def version(package: str) -> str:
 
 
 def describe(advice: list[str]) -> None:
-    """What there is, and what is wrong with it."""
+    """Print the libraries, devices and ranks that were found, and add advice about problems."""
     info = _native.mpi_info()
     say(f"mpi4jax      {mpi4jax.__version__}, the implementation with a core in Rust")
     say(
@@ -102,7 +102,7 @@ def describe(advice: list[str]) -> None:
 
 
 def alone(told: int, library: str) -> str:
-    """What to do if the launcher has started several ranks, but each is a job of its own."""
+    """Return advice for a launcher that has started several ranks of which each is its own job."""
     words = f"the launcher has started {told} ranks, but each is alone: "
     if job.is_of_srun():
         return (
@@ -117,7 +117,7 @@ def alone(told: int, library: str) -> str:
 
 
 def bound(ranks: int, cores: int) -> list[str]:
-    """What to do if each of the ranks of a host is bound to one of its cores."""
+    """Return advice for a host whose ranks are each bound to one of its cores."""
     each = min(4, cores // ranks)
     if each < 2:
         return []
@@ -129,7 +129,7 @@ def bound(ranks: int, cores: int) -> list[str]:
 
 
 def _describe_gpus(advice: list[str]) -> None:
-    """The GPU of each rank, and what is wrong with these."""
+    """Print the GPU of each rank, and add advice about them."""
     all_gpus = comm.allgather(gpus.own())
     for number, gpu in enumerate(all_gpus):
         if gpu is not None:
@@ -144,7 +144,7 @@ def _describe_gpus(advice: list[str]) -> None:
 
 
 def self_test(advice: list[str]) -> None:
-    """Four ops of different kinds, eager and compiled, for two types."""
+    """Test four operations of different kinds, eager and compiled, for two dtypes."""
     failures = []
     left, right = (rank - 1) % size, (rank + 1) % size
     for dtype in (np.float32, np.int32):
@@ -169,7 +169,7 @@ def self_test(advice: list[str]) -> None:
 
 
 def settings() -> None:
-    """What the environment says to MPI, JAX and mpi4jax, and what the machine is."""
+    """Print the variables of MPI, JAX and mpi4jax, and the machine."""
     prefixes = ("MPI4JAX_", "MPI4PY_", "JAX_", "XLA_", "OMPI_MCA_", "PRTE_MCA_", "MPIR_CVAR_")
     for name in sorted(name for name in os.environ if name.startswith(prefixes)):
         say(f"setting      {name}={os.environ[name]}")

@@ -60,7 +60,7 @@ def _read(board: Path) -> list[Dump]:
 
 
 def _boards(place: Path) -> list[Path]:
-    """The boards of a job. For the directory of one host, also the boards of the job's other
+    """Return the boards of a job: for the directory of one host, also the boards of the job's other
     hosts."""
     if not (place / "board").exists():
         return [place] if place.exists() and not place.is_dir() else []
@@ -71,10 +71,10 @@ def _boards(place: Path) -> list[Path]:
 
 
 def load(directory: Path | None = None) -> tuple[dict[int, Dump], list[str]]:
-    """What the ranks of a job have left, by rank: of a directory, or of the newest job in it.
+    """Read the boards of a job: those of a directory, or those of the newest job.
 
     Returns:
-        what was left, and what is wrong with files that are no boards.
+        The states of the ranks, by rank, and what is wrong with files that are no boards.
 
     Raises:
         FileNotFoundError: if there is no board.
@@ -105,7 +105,7 @@ def _group(record: Record) -> Group:
 
 
 def _collectives(dumps: dict[int, Dump]) -> dict[Group, dict[int, dict[int, Record]]]:
-    """Records of collectives by communicator, rank and number."""
+    """Return the records of collectives by communicator, rank and number."""
     found: dict[Group, dict[int, dict[int, Record]]] = {}
     for rank, dump in dumps.items():
         for record in dump["records"]:

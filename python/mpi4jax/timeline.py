@@ -61,7 +61,7 @@ def _end(event: Event) -> float:
 
 
 def offsets(events: list[Event]) -> dict[int, float]:
-    """Microseconds by which each rank's clock is ahead of the clock of the lowest rank.
+    """Return by how many microseconds each rank's clock is ahead of the clock of the lowest rank.
 
     The ranks of one host have one clock.
     """
@@ -223,7 +223,7 @@ def by_rank(events: list[Event], ahead: dict[int, float]) -> list[str]:
 
 
 def draw(events: list[Event], path: Path) -> None:
-    """A picture: a row per rank, a color per operation, waiting in gray, computation in yellow."""
+    """Draw a row per rank, a color per operation, waiting in gray, and computation in yellow."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -10,6 +10,7 @@ from mpi4py import MPI
 from .._call.call import run
 from .._op.arguments import ANY_SOURCE, ANY_TAG
 from .._op.operation import ASKED, OFFSET, OPERATIONS, How, T
+from .._op.other_names import rename
 
 
 class Received(NamedTuple):
@@ -31,9 +32,7 @@ def _run(op: str, arguments: dict[str, Any]) -> Any:
         call = OPERATIONS[op].prepare(**arguments)
         y, envelope = run(call._replace(how=How(env_out=ASKED)))
     except (TypeError, ValueError) as error:
-        words = str(error)
-        if words.startswith(f"{op}: "):
-            error.args = (f"{op}_with_status{words.removeprefix(op)}",)
+        rename(error, op, f"{op}_with_status")
         raise
     return y, Received(*(envelope - OFFSET))
 

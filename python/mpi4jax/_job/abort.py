@@ -200,7 +200,8 @@ _installed = False
 
 
 def _is_asked() -> bool:
-    """Also if a setting has a wrong value: the check of the settings raises later."""
+    """Return whether failures abort the job, also if the setting has a wrong value: the check of
+    the settings raises later."""
     return settings.get("MPI4JAX_ABORT").lower() not in settings.FALSE
 
 

@@ -28,14 +28,14 @@ _zero = np.zeros((), np.float32)
 
 
 def last(device: Any = None) -> Any:
-    """An array that is ready when all that this thread has started has ended, there or on JAX's
-    default device."""
+    """Return an array that is ready when all that this thread has started on a device, by default
+    on JAX's default device, has completed."""
     with jax.transfer_guard("allow"):
         return _nothing(_zero if device is None else jax.device_put(_zero, device))
 
 
 class _Thread:
-    """Deleted by the thread that it belongs to, when that ends."""
+    """Is deleted by the thread that it belongs to, when the thread ends."""
 
     def __init__(self) -> None:
         _native.thread_communicates(True)
@@ -54,7 +54,8 @@ _ended: list[jax.Array] = []
 
 
 def started_here() -> None:
-    """This thread may start operations: :func:`flush` waits for them also after its end."""
+    """Record that this thread may start operations. :func:`flush` waits for them also after the
+    thread has ended."""
     try:
         _ = _threads.mine
     except AttributeError:
@@ -72,7 +73,7 @@ _finished = False
 
 
 def finish() -> None:
-    """Wait a last time: JAX calls `_wait` once more at exit, when its devices are gone."""
+    """Wait for the last time. JAX calls `_wait` once more at exit, when its devices are gone."""
     global _finished
     flush()
     _finished = True

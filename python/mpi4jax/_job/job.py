@@ -28,7 +28,7 @@ _HYDRA = ("--control-port", "--upstream-host", "--upstream-port", "--pgid")
 
 
 def _ancestors() -> Iterator[tuple[int, str]]:
-    """Number and name of the parent, its parent, and so on."""
+    """Yield the process number and the name of the parent, of its parent, and so on."""
     pid = os.getppid()
     for _ in range(16):
         process = _native.process(pid)
@@ -39,7 +39,7 @@ def _ancestors() -> Iterator[tuple[int, str]]:
 
 
 def _start(pid: int) -> str:
-    """When a process was started, in whatever units."""
+    """Return when a process was started, in units of the operating system."""
     process = _native.process(pid)
     return str(process[2]) if process else ""
 
@@ -60,7 +60,8 @@ def _boot() -> str:
 
 
 def _space() -> str:
-    """What processes have in common that have one machine, and see each other's numbers."""
+    """Return a name that processes share if they are on one machine and see each other's process
+    numbers."""
     with contextlib.suppress(OSError):
         return _digest(_boot(), os.readlink("/proc/self/ns/pid"))
     return _native.process_space()
@@ -74,7 +75,7 @@ _SIZES = (
 
 
 def on_one_host() -> bool:
-    """Whether the launcher says that all ranks are on this host."""
+    """Return whether the launcher says that all ranks are on this host."""
     env = os.environ
     return env.get("SLURM_STEP_NUM_NODES") == "1" or any(
         local in env and env[local] == env.get(everywhere) for local, everywhere in _SIZES
@@ -82,7 +83,7 @@ def on_one_host() -> bool:
 
 
 def _launched() -> str:
-    """What the launcher calls the job, or ``""``."""
+    """Return the launcher's name for the job, or ``""``."""
     env = os.environ
     if name := env.get("PMIX_NAMESPACE"):
         if not on_one_host():
@@ -105,7 +106,7 @@ def _launched() -> str:
 
 
 def job(size: int) -> str:
-    """A name that the processes of this job share; it has ``size`` ranks."""
+    """Return a name that the processes of this job of ``size`` ranks share."""
     name, launcher = _launched(), next((p for p, n in _ancestors() if n in LAUNCHERS), 0)
     if size == 1 or not (name or launcher):
         # One shell, or an unknown launcher, may start many jobs, so this rank gets a job name of
@@ -136,12 +137,13 @@ def _number(name: str) -> int:
 
 
 def local_rank(default: int) -> int:
-    """The number of this process among the processes of its node, if the launcher says it."""
+    """Return the number of this process among the processes of its node, if known."""
     return next((n for n in map(_number, LOCAL_RANKS) if n >= 0), default)
 
 
 def told_ranks() -> tuple[int, str]:
-    """How many ranks the launcher says that it has started, at least, and in which variable."""
+    """Return the least number of ranks that the launcher has started, and the variable that says
+    so."""
     # The process of a batch script has the job's number of tasks too, but srun has not started it.
     in_script = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
     told = [
@@ -153,14 +155,14 @@ def told_ranks() -> tuple[int, str]:
 
 
 def is_of_srun() -> bool:
-    """Whether srun has started this process, and not an mpiexec inside a job of Slurm."""
+    """Return whether srun has started this process, and not an mpiexec inside a job of Slurm."""
     # In a container, slurmstepd may not be visible.
     nearest = next((n for _, n in _ancestors() if n in LAUNCHERS), "slurmstepd")
     return "SLURM_STEP_ID" in os.environ and nearest == "slurmstepd"
 
 
 def missing_ranks(size: int) -> str:
-    """What is to be said where a launcher has started more ranks than MPI has, or ``""``."""
+    """Return a warning if a launcher has started more ranks than MPI has, or ``""``."""
     told, name = told_ranks()
     # Only the process with number 0 reports the problem.
     if told <= size or any(_number(own) > 0 for _, own in _LAUNCHED):
@@ -174,7 +176,7 @@ def missing_ranks(size: int) -> str:
 
 
 def _launcher() -> int:
-    """The process that has started the ranks of this host, or 0."""
+    """Return the number of the process that has started the ranks of this host, or 0."""
     # If ranks are not descendants of the launcher, its process number is in the name of the job.
     name, _, pid = os.environ.get("PMIX_NAMESPACE", "").partition("@")[0].rpartition("-")
     with contextlib.suppress(ValueError):
@@ -185,7 +187,7 @@ def _launcher() -> int:
 
 
 def shares_board() -> bool:
-    """Whether all ranks are certainly on this host, and see one board: the launcher's.
+    """Return whether all ranks are certainly on this host, and map the same board.
 
     A container may have another ``/dev/shm`` than its host, or the same one.
     """
@@ -201,15 +203,16 @@ _HOST = "MPI4JAX_TEST_HOST"
 
 
 def board(size: int) -> str:
-    """The name of this job's board on this host."""
+    """Return the name of this job's board on this host."""
     host = os.uname().nodename + os.environ.get(_HOST, "")
     return f"{job(size)}-{_digest(host)}"
 
 
 def directory(size: int) -> Path:
-    """Where this job's reports of this host are left, in a directory of this user's alone.
+    """Return the directory for the reports of this job's ranks on this host.
 
-    Several hosts may see one directory: each has a directory of its own there.
+    It is in a directory of this user. Several hosts may share that directory, so each host has a
+    directory of its own in it.
     """
     base = os.environ.get("MPI4JAX_DUMP_DIR") or tempfile.gettempdir()
     name = job(size) if size == 1 or on_one_host() else f"{job(size)}+{os.uname().nodename}"
@@ -217,7 +220,7 @@ def directory(size: int) -> Path:
 
 
 def rank_names(ranks: list[int]) -> str:
-    """``ranks 0-2, 5``"""
+    """Return ranks as words, such as ``ranks 0-2, 5``."""
     parts: list[list[int]] = []
     for rank in sorted(ranks):
         if parts and parts[-1][-1] == rank - 1:

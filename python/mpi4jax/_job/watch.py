@@ -20,7 +20,7 @@ def seconds(name: str, default: float = 0.0) -> float:
 
 
 def trace_file(name: str, rank: int) -> Path:
-    """The timeline's file of a rank."""
+    """Return the file for the timeline of a rank."""
     path = Path(name.replace("{rank}", str(rank)))
     return (
         path if "{rank}" in name else path.with_name(f"{path.stem}.{rank}{path.suffix or '.json'}")
@@ -28,12 +28,12 @@ def trace_file(name: str, rank: int) -> Path:
 
 
 def compares() -> bool:
-    """Whether anything is compared (not ``MPI4JAX_CHECK=0``)."""
+    """Return whether anything is compared (not ``MPI4JAX_CHECK=0``)."""
     return settings.check("MPI4JAX_CHECK").lower() not in settings.FALSE
 
 
 def compares_before() -> bool:
-    """Whether collectives are compared before they run (``MPI4JAX_CHECK=1``)."""
+    """Return whether collectives are compared before they run (``MPI4JAX_CHECK=1``)."""
     return settings.check("MPI4JAX_CHECK").lower() in settings.TRUE
 
 
@@ -44,7 +44,7 @@ def set_check() -> None:
 
 
 def _stderr() -> int:
-    """The descriptor of standard error as the user sees it.
+    """Return the descriptor of standard error as the user sees it.
 
     pytest has redirected it before it imports a test, and so has a notebook's kernel: their users
     see what these have kept.
@@ -66,7 +66,7 @@ def _stderr() -> int:
 
 
 def check_settings() -> None:
-    """Check the environment's variables, and say what is wrong with it that is no error."""
+    """Check the environment variables, and print warnings on rank 0."""
     unknown = settings.check_all()
     if MPI.COMM_WORLD.rank == 0:
         for words in filter(None, [*unknown, job.missing_ranks(MPI.COMM_WORLD.size)]):
@@ -74,7 +74,7 @@ def check_settings() -> None:
 
 
 def shared_settings() -> list[tuple[str, str, str]]:
-    """The settings that must be equal on all ranks: variable, meaning to compare, and value.
+    """Return the settings that must be equal on all ranks: variable, meaning to compare, and value.
 
     If one differs, ranks would deadlock. Other differences are allowed, or are found where they
     matter: a difference of ``MPI4JAX_NCCL_MESSAGES`` is found where NCCL meets the other ranks.

@@ -131,6 +131,16 @@ def check_call(
         ) from None
 
 
+def rename(error: Exception, op: str, name: str) -> None:
+    """Let an error that begins with the name of an operation begin with another function's name.
+
+    The function prepares a call of the operation, whose checks name the operation.
+    """
+    words = str(error)
+    if words.startswith(f"{op}: "):
+        error.args = (f"{name}{words.removeprefix(op)}",)
+
+
 def check_keywords(op: str, given: dict[str, Any]) -> None:
     """Raise an error for an argument that only other packages have."""
     if given and not given.keys().isdisjoint(_KEYWORDS):

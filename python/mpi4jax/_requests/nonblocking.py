@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec
 
 from .._op.operation import OPERATIONS, Message
-from .._op.other_names import check_call
+from .._op.other_names import check_call, rename
 from .request import R, Request
 from .start import start
 
@@ -50,8 +50,7 @@ def nonblocking(
             prepared, end = prepare(**bound.arguments)
             return start(prepared).then(end, name=name)
         except (TypeError, ValueError, NotImplementedError) as error:
-            if error.args and str(error.args[0]).startswith(f"{name}: "):
-                error.args = (f"i{error.args[0]}", *error.args[1:])
+            rename(error, name, f"i{name}")
             raise
 
     call.__name__ = call.__qualname__ = f"i{name}"

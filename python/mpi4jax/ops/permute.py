@@ -16,7 +16,7 @@ from .._op.operation import T, WithParts, call
 
 
 def _pairs_of(perm: Any, comm: Comm) -> list[tuple[int, int]]:
-    """Sources and destinations that are ranks, each of them once."""
+    """Return the pairs of sources and destinations, which must be ranks, each of them once."""
     try:
         given = [tuple(pair) for pair in perm]
     except TypeError:
