@@ -7,7 +7,7 @@ A mesh has the axes `data` (samples, and shards of all parameters), `stage` (lay
 (heads and hidden units, and positions of each sequence). Training goes on from a checkpoint on each
 mesh in turn, and is compared with the training of one process: AdamW with clipping, in the same
 order of samples. A mesh of one rank has the first rank alone. Functions of `jax.lax` communicate,
-`mpi4jax.training` has the parts around them, and the pipeline is the one of `pipeline.py`.
+`mpi4jax.training` has the parts around them, and `pipeline.py` has the pipeline.
 """
 
 import argparse

@@ -102,7 +102,7 @@ def describe(advice: list[str]) -> None:
 
 
 def alone(told: int, library: str) -> str:
-    """Return advice for a launcher that has started several ranks of which each is its own job."""
+    """Return advice for a launcher that has started several ranks, each as a job of its own."""
     words = f"the launcher has started {told} ranks, but each is alone: "
     if job.is_of_srun():
         return (

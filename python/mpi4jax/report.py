@@ -71,7 +71,7 @@ def _boards(place: Path) -> list[Path]:
 
 
 def load(directory: Path | None = None) -> tuple[dict[int, Dump], list[str]]:
-    """Read the boards of a job: those of a directory, or those of the newest job.
+    """Read the boards of a job: the boards in a directory, or the boards of the newest job.
 
     Returns:
         The states of the ranks, by rank, and what is wrong with files that are no boards.
