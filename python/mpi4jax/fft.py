@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._numerics.layout import Layout, as_layout
+from ._numerics.layout import AnyLayout, Layout, as_layout
 from ._numerics.transforms import Cosine, Fourier, Plan, planned
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
 
 def fftn(
     x: Any,
-    layout: Layout,
+    layout: AnyLayout,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
     *,
@@ -107,7 +107,7 @@ def fftn(
 
 def ifftn(
     y: Any,
-    layout: Layout,
+    layout: AnyLayout,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
     *,
@@ -148,7 +148,7 @@ def ifftn(
 
 def rfftn(
     x: Any,
-    layout: Layout,
+    layout: AnyLayout,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
     *,
@@ -191,7 +191,7 @@ def rfftn(
 
 def irfftn(
     y: Any,
-    layout: Layout,
+    layout: AnyLayout,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
     *,
@@ -229,7 +229,7 @@ def irfftn(
 
 
 def spectral_layout(
-    layout: Layout,
+    layout: AnyLayout,
     axes: Sequence[int] | None = None,
     *,
     real: bool = False,
@@ -255,7 +255,7 @@ def spectral_layout(
 
 
 def frequencies(
-    layout: Layout,
+    layout: AnyLayout,
     axes: Sequence[int] | None = None,
     *,
     d: float | Sequence[float] = 1.0,
@@ -320,7 +320,7 @@ def frequencies(
 
 def dctn(
     x: Any,
-    layout: Layout,
+    layout: AnyLayout,
     type: int = 2,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
@@ -370,7 +370,7 @@ def dctn(
 
 def idctn(
     y: Any,
-    layout: Layout,
+    layout: AnyLayout,
     type: int = 2,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
@@ -400,7 +400,7 @@ def idctn(
 
 def dstn(
     x: Any,
-    layout: Layout,
+    layout: AnyLayout,
     type: int = 2,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
@@ -429,7 +429,7 @@ def dstn(
 
 def idstn(
     y: Any,
-    layout: Layout,
+    layout: AnyLayout,
     type: int = 2,
     axes: Sequence[int] | None = None,
     norm: str | None = None,

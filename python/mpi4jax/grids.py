@@ -20,6 +20,7 @@ from ._grid.border import dirichlet as dirichlet, neumann as neumann
 from ._numerics.arrays import T, as_array
 from ._numerics.base import Uncopied, cart as _cart, rank_of, static_int
 from ._numerics.blocks import Cuts
+from ._numerics.layout import Layout
 from ._requests.wait import after, wait
 from .ops import ihalo_exchange
 
@@ -127,7 +128,7 @@ class Block(Uncopied):
             "arguments of grids.Block other than 'cart', or its 'layout'"
         )
 
-    def layout_of(self, op: str, name: str, block: Any) -> Any:
+    def layout_of(self, op: str, name: str, block: tuple[int, ...] | None) -> Layout:
         return self.layout
 
     def with_ghosts(self, x: T) -> T:

@@ -12,7 +12,7 @@ from ._functions.migrate import migrate as migrate
 from ._numerics.arrays import T, as_array
 from ._numerics.exchange import Exchange, comm_of as comm_of
 from ._numerics.files import is_layout
-from ._numerics.layout import Layout, as_layout, batch_of
+from ._numerics.layout import AnyLayout, Layout, as_layout, batch_of
 
 __all__ = ["Layout", "migrate", "redistribute"]
 
@@ -35,7 +35,9 @@ def layouts_and_comm(
     return layouts, comm_of(op, comm, *given)
 
 
-def redistribute(x: T, source: Any, target: Any, *, comm: MPI.Intracomm | None = None) -> T:
+def redistribute(
+    x: T, source: AnyLayout, target: AnyLayout, *, comm: MPI.Intracomm | None = None
+) -> T:
     """Convert a global array from one layout to another. Collective.
 
     Two ranks exchange a message only if the old block of one and the new block of the other have

@@ -107,6 +107,7 @@ def with_decorators(x: Array, f: Fields) -> None:
 def on_grids(x: Array, f: Fields) -> None:
     cart = World.Create_cart([World.size], periods=[True])
     block = grids.Block((8, 8), cart, width=1)
+    assert_type(mpi4jax.redistribute(x, block, block.layout), Array)
     for grid in (cart, block):
         assert_type(mpi4jax.halo_exchange(f, grid, border="edge"), Fields)
         assert_type(mpi4jax.wait(mpi4jax.ihalo_exchange(f, grid)), Fields)
@@ -177,6 +178,8 @@ def sharded(f: Fields, xs: list[Array]) -> None:
     part = sharding.cut(f, layout)
     assert_type(sharding.join(part, layout), Fields)
     assert_type(sharding.device_put(f, layout), Fields)
+    assert_type(mpi4jax.redistribute(f, layout, layout.layout((8,))), Fields)
+    assert_type(fft.fftn(f.u, layout), Array)
     assert_type(training.clip_by_global_norm(f, P(), 1.0), Fields)
     assert_type(training.unshard(f, P(), "i"), Fields)
     assert_type(training.global_norm(f, P()), Array)

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -444,6 +444,17 @@ class Windows:
         """Flatten the elements, rank by rank."""
         parts = [x[window].ravel() for window in self.of_ranks.values()]
         return jnp.concatenate(parts) if parts else x[:0].ravel()
+
+
+class HasLayout(Protocol):
+    """What has a layout: a `sharding.NamedSharding` or a `grids.Block`."""
+
+    def layout_of(self, op: str, name: str, block: Shape | None) -> Layout:
+        """Return the layout for an argument of a function, and the shape of this rank's block."""
+        ...
+
+
+AnyLayout = Layout | HasLayout
 
 
 def as_layout(op: str, name: str, given: Any, size: int, block: Shape | None = None) -> Layout:
