@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._jax import compat
-from .._op.operation import OFFSET, PEERS, Call, How, Message, Operation
+from .._op.operation import OFFSET, Call, How, Message, Operation
 from .._op.packing import bind_trees
 from . import eager
 
@@ -28,9 +29,11 @@ def with_traced_peers(op: Operation, how: How) -> tuple[Operation, How, list[Any
     this operand, if there are any."""
     if not isinstance(op, Message):
         return op, how, []
-    peers: dict[str, Any] = dict(zip(PEERS, op.peers(), strict=True))
+    # What is traced has the place of an integer until it is an operand.
+    peers: dict[str, Any] = dict(op.peers())
     traced = [name for name, x in peers.items() if isinstance(x, (jax.core.Tracer, np.int32))]
     if not traced:
         return op, how, []
-    numbers = jnp.stack([peers[name] + OFFSET if name in traced else 0 for name in PEERS])
-    return op.with_peers(dict.fromkeys(traced)), how._replace(operand="traced"), [numbers]
+    numbers = jnp.stack([x + OFFSET if name in traced else 0 for name, x in peers.items()])
+    unset: dict[str, Any] = dict.fromkeys(traced)
+    return replace(op, **unset), how._replace(operand="traced"), [numbers]

@@ -7,6 +7,7 @@ they are in an operand, an int32 vector that the call reads (`Operand::Call` in
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 import os
@@ -309,8 +310,9 @@ def _is_remembered(op: Operation, file: str) -> bool:
 
 
 def _ended(op: Operation, out: Any, operands: Sequence[Any]) -> Any:
-    """Results; of what fills a status, makes a communicator or reads arrays of NumPy's, after its
-    end: the caller may then refill them, as after MPI's blocking functions."""
+    """Return results, and wait first for an operation that fills a status, makes a communicator or
+    reads NumPy arrays. The caller may then refill these arrays, as after MPI's blocking functions.
+    """
     kind = op.unmade() if op.row.private else None
     if kind or (isinstance(op, Receiving) and op.status is not None) or holds_numpy(operands):
         jax.block_until_ready(out if op.returns else last())
@@ -323,13 +325,12 @@ def with_known_peers(op: Operation, numbers: Sequence[Any]) -> Operation:
     """Return an operation whose peers are fields again, given the numbers that have them."""
     if not (isinstance(op, Message) and numbers):
         return op
-    fields = {}
-    for (name, value), number in zip(
-        zip(PEERS, op.peers(), strict=True), np.asarray(numbers[0]), strict=True
-    ):
-        if hasattr(op, name) and (number != 0 or value is None):
-            fields[name] = int(number) - OFFSET
-    return op.with_peers(fields)
+    known: dict[str, Any] = {
+        name: int(number) - OFFSET
+        for (name, value), number in zip(op.peers().items(), np.asarray(numbers[0]), strict=True)
+        if hasattr(op, name) and (number != 0 or value is None)
+    }
+    return dataclasses.replace(op, **known)
 
 
 def implementation(primitive: Primitive) -> Callable[..., Any]:

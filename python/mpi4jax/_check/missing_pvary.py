@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from .._jax import compat, lines
 from .._jax.functions import HOLDS, inner_jaxprs, opened
@@ -58,7 +58,7 @@ def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
         )
 
 
-def _is_of_backward_pass(op: Operation, eqn: Any) -> bool:
+def _is_of_backward_pass(op: Operation, eqn: JaxprEqn) -> bool:
     """Whether an adjoint belongs to a transposed operation, and not to a `pvary`, for example. Such
     an adjoint has a token other than the one that is threaded to differentiate a function."""
     how = eqn.params["how"]
@@ -93,7 +93,7 @@ def _sources_of_results(jaxpr: Any, sources: Sequence[Sources], found: _Found) -
     return [of(v) for v in jaxpr.outvars]
 
 
-def _sources_through(eqn: Any, ins: list[Sources], found: _Found) -> list[Sources]:
+def _sources_through(eqn: JaxprEqn, ins: list[Sources], found: _Found) -> list[Sources]:
     """Return the same for the results of an equation that is not an operation."""
     inside = [opened(inner) for _, inner in inner_jaxprs(eqn.params)]
     nothing = [_NONE] * len(eqn.outvars)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .._jax import compat, lines
 from .._op.operation import op_of
@@ -32,7 +30,7 @@ def check_misuse(closed: ClosedJaxpr) -> None:
             _check(eqn, is_used, waited)
 
 
-def _check(eqn: Any, is_used: bool, waited: set[int]) -> None:
+def _check(eqn: JaxprEqn, is_used: bool, waited: set[int]) -> None:
     line, op = lines.eqn_line(eqn), op_of(eqn)
     where = f"{line}: " if line else ""
     if op is not None and not is_used and op.only_for_its_result():

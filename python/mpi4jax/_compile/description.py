@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jax.core import ShapedArray
 from jax.interpreters import mlir
 
 from .. import _native
@@ -15,7 +16,7 @@ from .._op.operation import How, Message, OfBlocks, Operation, Receiving, Reduci
 from .._op.packing import words_of
 
 
-def parts_of(op: WithParts, aval: Any) -> dict[str, Any]:
+def parts_of(op: WithParts, aval: ShapedArray) -> dict[str, Any]:
     """Return the elements that are sent to ranks, and received from them."""
     sends, receives = op.send_parts, op.recv_parts
     if op.adjoint:
@@ -66,7 +67,7 @@ def forms_of(op: Operation, how: How, avals: list[Any]) -> dict[str, str] | None
     """
     sent, received = how.tree
     if not sent and avals and not isinstance(op, Message | OfBlocks):
-        sent = words_of([""], [avals[0].shape[int(op.first_axes()[0] is not None) :]])
+        sent = words_of([""], [avals[0].shape[op.lead()[0] :]])
     words = {"sent": sent, "received": received}
     if isinstance(how.spmd, str):
         words["boundary"] = how.spmd

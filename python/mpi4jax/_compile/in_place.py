@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from .._jax.functions import HOLDS, opened, with_functions
 from .._op.operation import op_of
@@ -55,7 +55,7 @@ class _Pass:
 
         return jaxpr.replace(eqns=[self.eqn(e, [dead(v) for v in e.invars]) for e in jaxpr.eqns])
 
-    def eqn(self, eqn: Any, dead: list[bool]) -> Any:
+    def eqn(self, eqn: JaxprEqn, dead: list[bool]) -> Any:
         if effect not in eqn.effects:
             return eqn
         p, op, holds = eqn.params, op_of(eqn), HOLDS.get(eqn.primitive)

@@ -26,7 +26,6 @@ from .._op.leaves import joined, message_type, parted
 from .._op.operation import (
     ASKED,
     OFFSET,
-    PEERS,
     How,
     Message,
     Operation,
@@ -37,8 +36,8 @@ from .._op.operation import (
     WithParts,
 )
 from .._op.plan import Plan, Result
-from .._op.primitive import DTYPES, HIDDEN, effect, envelope, result_avals, split
-from .._op.table import ROWS
+from .._op.primitive import HIDDEN, effect, envelope, result_avals, split
+from .._op.table import DTYPES, ROWS
 from . import reductions
 from .description import check_exportable, forms_of, line_of, parts_of
 
@@ -48,9 +47,9 @@ _OPERANDS: dict[str | None, str] = {"traced": "peers", "recorded": "peers", "cal
 # Placeholder for a value that is in an operand: `Envelope::TRACED` in `src/call/envelope.rs`.
 _TRACED = np.iinfo(np.int32).min
 
-Operand = tuple[Any, Any]  # an MLIR value, and its aval
+Operand = tuple[Any, ShapedArray]  # an MLIR value, and its type
 Operands = list[Operand]
-Avals = list[Any]
+Avals = list[ShapedArray]
 
 
 class _Lowered(threading.local):
@@ -65,7 +64,7 @@ class _Lowered(threading.local):
 lowered = _Lowered()
 
 
-def carrier(aval: Any, reduces: bool = False) -> Any:
+def carrier(aval: ShapedArray, reduces: bool = False) -> Any:
     """Return the type as which an array is communicated, or communicated and reduced.
 
     XLA packs several values of a 4-bit type into a byte, where a rank's block may not begin: they
@@ -73,7 +72,7 @@ def carrier(aval: Any, reduces: bool = False) -> Any:
     for floats of 8 bits: they are reduced as values of a wider type.
     """
     dtype = DTYPES[str(aval.dtype)]
-    wider = dtype["carrier"] or (dtype["reduced_as"] if reduces else None)
+    wider = dtype.carrier or (dtype.reduced_as if reduces else None)
     return ShapedArray(aval.shape, np.dtype(jnp.dtype(wider))) if wider else aval
 
 
@@ -96,7 +95,7 @@ class Lowering:
         op, mean = self.op, self.reduction is MEAN
         if plan.result is Result.OPERAND and plan.select is None and plan.call is None and not mean:
             return [value for value, _ in leaves]
-        before, after = (int(length is not None) for length in op.first_axes())
+        before, after = op.lead()
         rest = iter(leaves)
         packed = [self.packed([next(rest) for _ in range(n)], before) for n in op.arity(self.how)]
         to = [message_type(out, after)] if out else []
@@ -129,10 +128,12 @@ class Lowering:
             return self.copied("mpi4jax_unpack", [message], out)
         return self.locals(lambda x: parted(x, out, lead), out, message)
 
-    def core_copies(self, aval: Any) -> bool:
-        """Whether the core packs: XLA would compile a kernel for each leaf. Not on a GPU, not what
-        a program for other processes would have to find there, and not values of less than a byte,
-        several of which XLA keeps in one."""
+    def core_copies(self, aval: ShapedArray) -> bool:
+        """Return whether the core packs and unpacks a message, which saves XLA a kernel per leaf.
+
+        XLA does it on a GPU; in exported programs, because the process that runs one may not have
+        the core; and for values of less than a byte, several of which XLA stores in one byte.
+        """
         for_export = self.ctx.module_context.lowering_parameters.for_export
         return not (self.on_gpu or for_export or aval.dtype.name in _NARROW)
 
@@ -241,9 +242,9 @@ class Lowering:
             )
         return results
 
-    def wire(self, op: str | None, aval: Any) -> tuple[Any, reductions.Converted | None]:
-        """The type that an array of a call of ``op`` has in the call, and how it is converted to it
-        where NCCL does not reduce arrays of its :func:`carrier`."""
+    def wire(self, op: str | None, aval: ShapedArray) -> tuple[Any, reductions.Converted | None]:
+        """Return the type as which an array is communicated by the call of ``op``, and how it is
+        converted to this type, if NCCL does not reduce arrays of its :func:`carrier`."""
         reduces = self.reduces(op)
         carried = carrier(aval, reduces)
         # A scan that the host reduces is reduced in the operand's own type.
@@ -256,14 +257,14 @@ class Lowering:
         return (carried.update(dtype=converted.dtype) if converted else carried), converted
 
     def to_wire(self, op: str | None, operand: Operand) -> Operand:
-        """An operand as it is in the call of ``op``."""
+        """Return an operand as the call of ``op`` takes it."""
         wire, converted = self.wire(op, operand[1])
         if converted is None:
             return self.convert(operand, wire)
         carried = self.convert(operand, carrier(operand[1], True))
         return self.local(converted.to, wire, carried), wire
 
-    def from_wire(self, op: str | None, y: Any, aval: Any) -> Any:
+    def from_wire(self, op: str | None, y: Any, aval: ShapedArray) -> Any:
         """Return a result of the call of ``op`` as one of the type that the program has."""
         wire, converted = self.wire(op, aval)
         if converted is not None:
@@ -276,7 +277,7 @@ class Lowering:
         converted = self.wire(op, operands[0][1])[1] if operands else None
         return {"reduction": converted.reduction} if converted else {}
 
-    def may_gather(self, aval: Any) -> bool:
+    def may_gather(self, aval: ShapedArray) -> bool:
         """Return whether a prefix reduction of a block gathers the blocks of all ranks."""
         if not self.reduces(self.op.name) or self.how.operand == "call":
             return False
@@ -381,13 +382,13 @@ class Lowering:
     def _peers(self) -> dict[str, int]:
         """Return ranks and tags of a message by their names."""
         assert isinstance(self.op, Message)
-        peers = zip(PEERS, self.op.peers(), strict=True)
+        peers = self.op.peers().items()
         return {name: _TRACED if value is None else value for name, value in peers}
 
     def use_numbers(self, numbers: Operand) -> None:
         """Take destination and source of a message, or the counts, from an operand."""
         if isinstance(self.op, Message) and self.how.operand != "call":
-            peers = self.op.peers()
+            peers = self.op.peers().values()
             unset = np.array([-OFFSET if value is None else value for value in peers], np.int32)
             values = self.local(lambda n: jnp.where(n == 0, unset, n - OFFSET), numbers[1], numbers)
             numbers = (values, numbers[1])

@@ -110,8 +110,8 @@ _FOLDS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def can_gather(reduction: str, dtype: Any, elements: int, ranks: int) -> bool:
-    """Whether a prefix reduction gathers the blocks of all ranks, and XLA reduces them: where they
-    are small. All ranks decide alike."""
+    """Return whether a prefix reduction gathers the blocks of all ranks, which XLA then reduces: if
+    the blocks are small. All ranks decide alike."""
     is_small = elements * np.dtype(dtype).itemsize * ranks <= GATHERED_BYTES and ranks <= 64
     return is_small and reduction in _FOLDS
 

@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, primitives
+from jax.core import Trace
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, jaxpr_as_fun, primitives
 from jax.interpreters import ad, batching, mlir
 
 from .._jax import compat, traces
@@ -86,7 +87,7 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
     consts, jaxpr = getattr(jaxpr, "consts", ()), opened(jaxpr)
 
     def run(token: Any, *args: Any) -> Threaded:
-        def step(eqn: Any, ins: list[Any]) -> Sequence[Any]:
+        def step(eqn: JaxprEqn, ins: list[Any]) -> Sequence[Any]:
             nonlocal token
             communicates = effect in eqn.effects and eqn_needs_token(eqn)
             # A loop that is differentiated in reverse mode has no transpose, so other equations
@@ -240,7 +241,8 @@ def _rule_linear_solve(params: dict[str, Any], token: Any, args: Sequence[Any]) 
 
 
 def _rule_root(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-    """`jax.lax.custom_root`, a high-level primitive from JAX 0.12 on, and its linear map."""
+    """Thread the token through `jax.lax.custom_root`, a high-level primitive from JAX 0.12 on, or
+    through its linear map."""
     # As for a linear solve, with the derivative of the function at the root with respect to its
     # constants.
     root = params["_prim"]
@@ -314,7 +316,9 @@ def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]
     return None
 
 
-def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
+def _rewrite(
+    trace: Trace, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]
+) -> Any:
     if is_rewritten(trace, primitive):
         return None
     # Once a `vmap` is done, its batch of tokens is an ordinary array.
@@ -348,9 +352,9 @@ traces.on_equation(_rewrite)
 
 
 def _transpose_while(refuse: Callable[..., Any]) -> Callable[..., Any]:
-    """JAX's rule, which raises an error, but for loops whose results need no cotangent.
+    """Return JAX's rule, which raises an error, except for loops whose results need no cotangent.
 
-    JAX drops those before it transposes, unless they communicate.
+    JAX drops such loops before it transposes, unless they communicate.
     """
 
     def rule(cotangents: Sequence[Any], *args: Any, **params: Any) -> Any:

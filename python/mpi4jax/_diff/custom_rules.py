@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Trace
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import ad
@@ -71,7 +72,7 @@ def note_differentiated_ops() -> None:
     _trial.differentiates_ops = True
 
 
-def _differentiates_ops(trace: Any, args: Sequence[Any], rule: Any) -> bool:
+def _differentiates_ops(trace: Trace, args: Sequence[Any], rule: Any) -> bool:
     """Return whether the rule of a ``custom_jvp`` with symbolic zeros differentiates operations.
 
     Equinox's loops do, to see what is perturbed in their bodies.
@@ -99,7 +100,7 @@ def _differentiates_ops(trace: Any, args: Sequence[Any], rule: Any) -> bool:
 
 def _results(
     bind: Callable[[Sequence[Any]], Any],
-    trace: Any,
+    trace: Trace,
     primitive: Primitive,
     args: Sequence[Any],
     fun: Any,
@@ -138,7 +139,7 @@ def _results(
 
 
 def _results_of_shard_map(
-    bind: Callable[[Sequence[Any]], Any], trace: Any, args: Sequence[Any], fun: Any, equation: Any
+    bind: Callable[[Sequence[Any]], Any], trace: Trace, args: Sequence[Any], fun: Any, equation: Any
 ) -> Any:
     """Return the results of a `jax.shard_map`; perturb one argument if it communicates."""
     if any(traces.are_perturbed(trace, args)):

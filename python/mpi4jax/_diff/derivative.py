@@ -124,15 +124,15 @@ def adjoint_of(op: Operation, how: How) -> tuple[Operation, How]:
 
 
 def zeros(xs: Sequence[Any]) -> list[Any]:
-    """Zeros like operands, which may be unknown."""
+    """Return zeros like operands, which may be unknown."""
     avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in xs]
     return [ad.instantiate_zeros(ad.Zero(aval)) for aval in avals]
 
 
 def _of_templates(op: Message, peers: list[Any], cs: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
-    """The cotangents of the templates ``xs`` of a receive: they were the result if there was no
-    sender, and else they were not read."""
-    source, *_ = op.peers()
+    """Return the cotangents of the templates ``xs`` of a receive, which were the result if there
+    was no sender, and otherwise were not read."""
+    source = op.source if isinstance(op, Receiving) else None
     if source == MPI.PROC_NULL:
         return list(cs)
     if source is not None or not peers:

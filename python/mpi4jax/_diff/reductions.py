@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jax.interpreters import ad, batching, mlir
 from mpi4py import MPI
 
 from .._jax import compat
-from .._op.comm import as_reduction
+from .._op.comm import AnyComm, Comm, as_reduction
 from .._op.leaves import joined, parted
 from .._op.operation import How, Operation, Reducing, WithParts, made
 from .._op.primitive import bind, result_avals, sum_over_ranks
@@ -44,29 +44,37 @@ def _product_of_others(factors: Any, rank: int) -> Any:
     return jnp.prod(factors.at[rank].set(1), axis=0)
 
 
+@dataclass
 class ReductionTangent:
     """What the tangent of an operation depends on.
 
-    Operand ``x``, its tangent ``t``, and result ``y`` of the reduction ``name``.
+    Every operation here takes the token, of the values or of the tangents, and gives it back: an
+    operation on tangents without it would not be part of the linear function on a rank whose
+    tangent is zero.
 
-    Every op here takes the token, of the values or of the tangents, and gives it back: an op on
-    tangents without it would not be part of the linear function on a rank whose tangent is zero.
+    Attributes:
+        op: the operation.
+        how: how all operations here are called.
+        x, t, y: its operand, the tangent of the operand, and its result.
+        token, token_tangent: the token of the values and of the tangents, if there is one.
     """
 
-    def __init__(
-        self,
-        op: Reducing,
-        how: How,
-        x: Any,
-        t: Any,
-        y: Any,
-        token: list[Any],
-        tangents: list[Any],
-    ):
-        self.op, self.x, self.t, self.y = op, x, t, y
-        self.how = How(threaded=how.threaded, spmd=how.spmd)
-        self.name, self.comm = op.reduction.name, op.comm
-        self.token, self.token_tangent = token, tangents
+    op: Reducing
+    how: How
+    x: Any
+    t: Any
+    y: Any
+    token: list[Any]
+    token_tangent: list[Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the reduction."""
+        return self.op.reduction.name
+
+    @property
+    def comm(self) -> Comm | AnyComm:
+        return self.op.comm
 
     def _bind(self, op: Operation, v: Any, token: list[Any]) -> Any:
         """Bind an operation, called as the one that is differentiated."""
@@ -82,7 +90,7 @@ class ReductionTangent:
     def reduce_tangent(self, v: Any) -> Any:
         """Return the sum of the tangents."""
         total = as_reduction(self.op.name, MPI.SUM)
-        op = dataclasses.replace(self.op, reduction=total, adjoint=False)
+        op = replace(self.op, reduction=total, adjoint=False)
         return self._bind(op, v, self.token_tangent)
 
     def over_first(self, ranks: int) -> Any:
@@ -141,7 +149,7 @@ def derivative_of_reduction(
     token: list[Any],
     token_tangent: list[Any],
 ) -> tuple[list[Any], list[Any]]:
-    """Results and tangents of an op that reduces, with a reduction other than SUM and MEAN."""
+    """Return results and tangents of an operation with a reduction other than SUM and MEAN."""
     name = op.reduction.name
     if name not in ("PROD", "MAX", "MIN"):
         raise NotImplementedError(
@@ -150,12 +158,13 @@ def derivative_of_reduction(
         )
     if type(op).tangent is Operation.tangent:
         raise NotImplementedError(f"{op.name}: reduction {name} has no derivative; expected SUM")
-    before, after = (int(length is not None) for length in op.first_axes())
+    before, after = op.lead()
     types = result_avals(op, how, [jax.typeof(x) for x in xs])
     x, t = (v[0] if len(v) == 1 else joined(v, before) for v in (xs, ts))
     how = how._replace(arity=())
     y, *token = bind(op, how, x, *token)
-    r = ReductionTangent(op, how, x, t, y, token, token_tangent)
+    called = How(threaded=how.threaded, spmd=how.spmd)
+    r = ReductionTangent(op, called, x, t, y, token, token_tangent)
     ty = op.tangent(r)
     ys, tys = ([v] if len(xs) == 1 else parted(v, types, after) for v in (y, ty))
     return [*ys, *r.token], [*tys, *r.token_tangent]

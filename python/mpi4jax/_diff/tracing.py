@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive
+from jax.core import Trace
+from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .._jax import compat, traces
@@ -41,8 +42,8 @@ mlir.register_lowering(
 def _seed_batch(
     axis_data: Any, args: Sequence[Any], dims: Sequence[Any], batched_tangents: bool = False
 ) -> tuple[Any, Any]:
-    """It is batched as ops are: also where none of its operands is. Not in a `vmap` around a `jvp`,
-    which has ``batched_tangents``."""
+    """Batch a seed as operations are batched: also if none of its operands is batched, except in a
+    `vmap` around a `jvp`, in which ``batched_tangents`` is set."""
     token = seed_p.bind(*args, batched_tangents=batched_tangents)
     if traces.batches_tangents(axis_data, batched_tangents) and all(d is None for d in dims):
         return token, None
@@ -95,23 +96,23 @@ class Differentiation:
         self.rewritten: Primitive | None = None
 
 
-def _differentiation(trace: Any) -> Differentiation:
+def _differentiation(trace: Trace) -> Differentiation:
     if not hasattr(trace, "mpi4jax_differentiation"):
         trace.mpi4jax_differentiation = Differentiation()
     found: Differentiation = trace.mpi4jax_differentiation
     return found
 
 
-def remember_token(trace: Any, token: Any) -> None:
+def remember_token(trace: Trace, token: Any) -> None:
     """Pass the token of an operation on to the next operation of ``trace``."""
     _differentiation(trace).token = traces.primal_and_tangent(trace, token)
 
 
-def perturbed(trace: Any, value: Any) -> bool:
+def perturbed(trace: Trace, value: Any) -> bool:
     return traces.are_perturbed(trace, [value])[0]
 
 
-def token_of(trace: Any) -> Any:
+def token_of(trace: Trace) -> Any:
     """Return the token of a trace, or None if the trace differentiates nothing.
 
     A new one depends on the inputs of the function, so that it is not a constant where they vary,
@@ -157,7 +158,7 @@ def needs_token(jaxpr: Any) -> bool:
     return _found[jaxpr]
 
 
-def eqn_needs_token(eqn: Any) -> bool:
+def eqn_needs_token(eqn: JaxprEqn) -> bool:
     """Return the same for an equation that communicates."""
     inside = [inner for _, inner in inner_jaxprs(eqn.params)]
     if inside:
@@ -165,7 +166,7 @@ def eqn_needs_token(eqn: Any) -> bool:
     return "how" not in eqn.params or not eqn.params["how"].spmd
 
 
-def is_rewritten(trace: Any, primitive: Primitive) -> bool:
+def is_rewritten(trace: Trace, primitive: Primitive) -> bool:
     """Return whether an equation is the one with the token that a rule was about to bind."""
     this = _differentiation(trace)
     if primitive is not this.rewritten:
@@ -175,7 +176,7 @@ def is_rewritten(trace: Any, primitive: Primitive) -> bool:
 
 
 @contextlib.contextmanager
-def rewriting(trace: Any, primitive: Primitive) -> Iterator[None]:
+def rewriting(trace: Trace, primitive: Primitive) -> Iterator[None]:
     """Context of a rule that makes an equation with the token of one without: ``trace`` is current.
 
     Of what the rule binds, the first equation of ``primitive`` is the one with the token.

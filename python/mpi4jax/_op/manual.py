@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jax.core import ShapedArray
+
 from .._jax import compat
 from .._jax.named_axes import current_world
 from .operation import Operation
@@ -95,13 +97,13 @@ def needs_pvary(op: Operation) -> bool:
     return axes is not None and not axes[1] and _is_global(op)
 
 
-def handle_type(op: Operation, aval: Any) -> Any:
+def handle_type(op: Operation, aval: ShapedArray) -> Any:
     """Return the type of a handle, which varies between ranks."""
     axes = _axes(op)
     return aval if axes is None else compat.varying_type(aval, add=axes[0])
 
 
-def result_type(op: Operation, aval: Any) -> Any:
+def result_type(op: Operation, aval: ShapedArray) -> Any:
     """Return the type of a result, from the type of the operands."""
     axes = _axes(op)
     if axes is None:

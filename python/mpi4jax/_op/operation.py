@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
+from jax.extend.core import JaxprEqn
 from mpi4py import MPI
 
 from .arguments import DERIVATIVE
@@ -215,6 +216,12 @@ class Operation:
         before, after = self.lengths()
         return (after, before) if self.adjoint else (before, after)
 
+    def lead(self) -> tuple[int, int]:
+        """Return how many axes the operand and the result have in front of the data of one rank or
+        row: 1 if there is an axis of blocks or rows, else 0."""
+        before, after = self.first_axes()
+        return int(before is not None), int(after is not None)
+
     def is_template(self, argument: int) -> bool:
         """Return whether an argument is a template: its values are not read."""
         send, recv = self.extents()
@@ -360,13 +367,10 @@ class OfBlocks(Operation):
 class Message(Operation):
     """A message to one rank, or from one, or both."""
 
-    def peers(self) -> tuple[int | None, int | None, int | None, int | None]:
-        """Return source, recvtag, dest and sendtag: None if it has none, or an operand has it."""
-        raise NotImplementedError
-
-    def with_peers(self, peers: dict[str, Any]) -> Message:
-        """Return the same with other ranks or tags, by the names in `PEERS`."""
-        return replace(self, **peers)
+    def peers(self) -> dict[str, int | None]:
+        """Return its ranks and tags by the names in `PEERS`: None where it has none, or where an
+        operand has it."""
+        return {name: getattr(self, name, None) for name in PEERS}
 
     def is_template(self, argument: int) -> bool:
         return self.returns and argument == self.sends
@@ -387,9 +391,6 @@ class Sending(Message):
     dest: int | None
     sendtag: int | None
 
-    def peers(self) -> tuple[int | None, int | None, int | None, int | None]:
-        return None, None, self.dest, self.sendtag
-
     def on_tangents(self) -> Operation:
         return replace(self, sendtag=tag_of_derivative(self.sendtag))
 
@@ -405,9 +406,6 @@ class Receiving(Message):
     source: int | None
     recvtag: int | None
     status: Status | None = None
-
-    def peers(self) -> tuple[int | None, int | None, int | None, int | None]:
-        return self.source, self.recvtag, None, None
 
     def has_wildcard(self) -> bool:
         if self.source == MPI.PROC_NULL:
@@ -429,9 +427,6 @@ class Receiving(Message):
 @dataclass(frozen=True)
 class SendingAndReceiving(Receiving, Sending):
     """A message to another rank, and one from another."""
-
-    def peers(self) -> tuple[int | None, int | None, int | None, int | None]:
-        return self.source, self.recvtag, self.dest, self.sendtag
 
     def on_tangents(self) -> Operation:
         sendtag, recvtag = map(tag_of_derivative, (self.sendtag, self.recvtag))
@@ -477,7 +472,7 @@ def call(op: Operation, *arrays: Any, counts: tuple[Any, ...] = (), how: How = P
     return tuple.__new__(Call, (op, arrays, counts, how))
 
 
-def op_of(eqn: Any) -> Operation | None:
+def op_of(eqn: JaxprEqn) -> Operation | None:
     """Return the operation of an equation of a jaxpr, or None."""
     name: str = eqn.primitive.name.removeprefix("mpi4jax_")
     return eqn.params["op"] if name in OPERATIONS and name != eqn.primitive.name else None

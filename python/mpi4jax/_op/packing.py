@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import PyTreeDef
 
 from .._jax import compat
 from .arguments import from_end
@@ -127,7 +128,12 @@ def _described(leaf: Any, where: str) -> str:
 def pack_arguments(
     op: Operation, trees: Sequence[Any], leaves: Sequence[Any] | None = None
 ) -> list[TreeMessages]:
-    """The arguments of an op that are arrays; ``leaves`` has their names, if they were lost.
+    """Return the messages of each argument of an operation that is an array or a pytree of arrays.
+
+    Args:
+        op: the operation.
+        trees: these arguments.
+        leaves: the names of their leaves, if lists of leaves stand for the pytrees.
 
     Raises:
         TypeError: if a leaf is not an array, or is only a description of one although values are
@@ -155,7 +161,7 @@ def _groups(dtypes: Sequence[Any]) -> dict[Any, list[int]]:
 _names: dict[Any, tuple[str, ...]] = {}  # for structures that can be keys
 
 
-def leaf_paths(tree: Any, structure: Any) -> tuple[str, ...]:
+def leaf_paths(tree: Any, structure: PyTreeDef) -> tuple[str, ...]:
     """Return the paths of the leaves of a tree."""
     try:
         return _names[structure]
@@ -199,7 +205,7 @@ class TreeType:
         shardings: how the leaves were cut, where their types say so.
     """
 
-    tree: Any
+    tree: PyTreeDef
     impls: tuple[Any, ...]
     shapes: tuple[tuple[int, ...], ...]
     data: tuple[tuple[tuple[int, ...], Any], ...]
@@ -209,13 +215,15 @@ class TreeType:
     def groups(self) -> dict[Any, list[int]]:
         return _groups([dtype for _, dtype in self.data])
 
-    def from_results(
-        self, results: dict[Any, Sequence[Any]], before: int | None, after: int | None
-    ) -> Any:
-        """Return the tree of results, from the results for the leaves of each dtype."""
-        lead = () if after is None else (after,)
+    def from_results(self, op: Operation, results: dict[Any, Sequence[Any]]) -> Any:
+        """Return the tree of an operation's results, from its results for the leaves of each dtype.
+
+        Gradients of integers (float0) were not sent; their results have the shape of the others.
+        """
+        _, after = op.first_axes()
+        first = () if after is None else (after,)
         out: list[Any] = [
-            np.zeros((*lead, *shape[before is not None :]), dtype)
+            np.zeros((*first, *shape[op.lead()[0] :]), dtype)
             if dtype == jax.dtypes.float0
             else None
             for shape, dtype in self.data
@@ -285,7 +293,7 @@ _INDEXED = {
 }
 
 
-def _indexed(structure: Any) -> tuple[str, str] | None:
+def _indexed(structure: PyTreeDef) -> tuple[str, str] | None:
     """Return the name of the first such type in a tree, and what to do."""
     kind, _ = structure.node_data() or (type(None), None)
     for base in kind.__mro__:
@@ -298,7 +306,7 @@ def _indexed(structure: Any) -> tuple[str, str] | None:
 _cached_indexed = functools.lru_cache(1024)(_indexed)
 
 
-def check_summands(op: Operation, structure: Any) -> None:
+def check_summands(op: Operation, structure: PyTreeDef) -> None:
     """Raise a TypeError if leaves to reduce are indices."""
     if not isinstance(op, Reducing):
         return
@@ -330,8 +338,6 @@ def bind_trees(
 
     For an operation with counts, the result is a pair with the received counts. For an operation
     without a result, it is None.
-
-    What the ranks compare of a tree, of what is sent and of what is received, is `How.tree`.
     """
     leaves, how = how.leaves, how if how.leaves is None else how._replace(leaves=None)
     if not trees:
@@ -340,8 +346,6 @@ def bind_trees(
     messages = pack_arguments(op, trees, leaves)
     if isinstance(op, OfBlocks):
         return _bind_blocks(op, how, messages[0], numbers)
-    before, after = op.first_axes()
-    lead = int(before is not None)
     sent, received = messages[0], messages[-1]
     check_reducible(op, sent)
     results: dict[Any, Any] = {}
@@ -367,17 +371,8 @@ def bind_trees(
             else:
                 part, buffers = op.recv(), [received]
                 q = _only_operand(how)._replace(env_out=how.env_out)
-        xs = [tree.of_dtype(dtype) for tree in buffers]
-        tree = compared(part, buffers, dtype, lead)
-        arity = arity_of(xs)
-        if (arity, tree) != (q.arity, q.tree):
-            q = q._replace(arity=arity, tree=tree)
-        try:
-            out = bind(part, q, *itertools.chain(*xs), *numbers)
-        except (TypeError, ValueError) as error:
-            name_leaf(part, q, buffers, dtype, error)
-            raise
-        n = part.count_results(q)
+        out = bind_message(bind, part, q, buffers, dtype, numbers)
+        n = len(received.groups[dtype]) if part.returns else 0
         if asks_envelope and part.returns:
             envelope = out[n]
         elif q.env_out:
@@ -386,11 +381,40 @@ def bind_trees(
             numbers = [jnp.concatenate([numbers[0], envelope]), *numbers[1:]]
         if part.returns:
             results[dtype] = pvary_results(part, out[:n])
-    y = received.tree_type.from_results(results, before, after) if op.returns else None
+    y = received.tree_type.from_results(op, results) if op.returns else None
     return (y, envelope) if op.row.is_ragged or asks_envelope else y
 
 
-def name_leaf(
+def bind_message(
+    binds: Callable[..., list[Any]],
+    op: Operation,
+    how: How,
+    trees: Sequence[TreeMessages],
+    dtype: Any,
+    numbers: Sequence[Any],
+) -> list[Any]:
+    """Bind an operation, or its initiation, on the message of a dtype; errors name the leaf.
+
+    Args:
+        binds: function of the operation, of how it is called and of the operands.
+        op, how: the operation, and how it is called, apart from `How.arity` and `How.tree`.
+        trees: its arguments.
+        dtype: the dtype.
+        numbers: the operands that are not arrays.
+    """
+    leaves = [tree.of_dtype(dtype) for tree in trees]
+    lead, _ = op.lead()
+    sent, received = (tree.description(dtype, lead) for tree in (trees[0], trees[-1]))
+    compared = sent if op.sends else "", received if op.returns else ""
+    how = how._replace(arity=arity_of(leaves), tree=compared)
+    try:
+        return binds(op, how, *itertools.chain(*leaves), *numbers)
+    except (TypeError, ValueError) as error:
+        _name_leaf(op, how, trees, dtype, error)
+        raise
+
+
+def _name_leaf(
     op: Operation, how: How, trees: Sequence[TreeMessages], dtype: Any, error: Exception
 ) -> None:
     """Add to an error about an operand which leaf of a tree it is about."""
@@ -414,15 +438,6 @@ def arity_of(arguments: Sequence[Sequence[Any]]) -> tuple[int, ...]:
 def _only_operand(how: How) -> How:
     """Return how an operation is called that carries what the given one cannot carry."""
     return How(operand=how.operand, eager=how.eager)
-
-
-def compared(
-    op: Operation, buffers: Sequence[TreeMessages], dtype: Any, lead: int
-) -> tuple[str, str]:
-    """Return `How.tree` of an operation on the messages of a dtype: what the ranks compare of what
-    is sent, and of what is received, where they are of trees."""
-    sent, received = (tree.description(dtype, lead) for tree in (buffers[0], buffers[-1]))
-    return sent if op.sends else "", received if op.returns else ""
 
 
 def exchanged_axes(op: OfBlocks, tree: TreeType, leaf: int) -> tuple[int, ...]:

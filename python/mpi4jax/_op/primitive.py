@@ -5,7 +5,6 @@ Every primitive has one ordered effect, so JAX keeps each op, once, in program o
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,11 +15,11 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from mpi4py import MPI
 
-from .. import _native
 from .._jax import compat, traces
 from .comm import as_reduction
 from .manual import boundary, needs_pvary, result_type, varying_operands
 from .operation import How, Operation, Reducing, made
+from .table import DTYPES
 
 TOKEN = ShapedArray((), np.dtype(np.float32))
 _ENVELOPE = ShapedArray((3,), np.dtype(np.int32))
@@ -31,12 +30,6 @@ def envelope(op: Operation, how: How) -> list[ShapedArray]:
     if not how.env_out:
         return []
     return [ShapedArray((op.comm.size,), np.dtype(np.int32)) if op.row.is_ragged else _ENVELOPE]
-
-
-# The row of each dtype (`src/ops/dtypes.rs`), by its name.
-DTYPES = {row["name"]: row for row in json.loads(_native.dtypes_table())}
-for _row in DTYPES.values():
-    _row["is_inexact"] = _row["has_arithmetic"] and not _row["has_bits"]
 
 
 class MPIEffect(compat.Effect):
@@ -113,15 +106,6 @@ def result_avals(op: Operation, how: How, avals: Sequence[Any]) -> list[ShapedAr
     return out
 
 
-# The field of the dtype's row that must be set for a reduction.
-_NEEDS = {
-    **dict.fromkeys(("SUM", "PROD"), "has_arithmetic"),
-    "MEAN": "is_inexact",
-    **dict.fromkeys(("MAX", "MIN", "MAXLOC", "MINLOC"), "is_ordered"),
-    **dict.fromkeys(("BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR"), "has_bits"),
-}
-
-
 _KINDS = {"bool": "boolean", "int": "integer", "uint": "integer", "complex": "complex"}
 
 
@@ -129,29 +113,29 @@ def _kind_of(dtype: str) -> str:
     return _KINDS.get(re.sub(r"\d.*", "", dtype), "floating-point")
 
 
-def check_dtype(op: Operation, aval: Any) -> None:
+def check_dtype(op: Operation, aval: ShapedArray) -> None:
     """Raise an error if an array of this dtype cannot be communicated, or reduced."""
     name = str(aval.dtype)
-    flags = DTYPES.get(name)
-    if flags is None:
+    dtype = DTYPES.get(name)
+    if dtype is None:
         raise TypeError(
             f"{op.name}: dtype {name} cannot be communicated; expected one of {', '.join(DTYPES)}"
         )
     if not isinstance(op, Reducing) or op.reduction.user:
         return
     reduction = op.reduction
-    blocks = op.first_axes()[0] is not None  # the first axis is over the ranks
+    blocks, _ = op.lead()
     if reduction.name in ("MAXLOC", "MINLOC") and aval.shape[blocks:][-1:] != (2,):
         raise ValueError(
             f"{op.name}: reduction {reduction.name} reduces pairs (value, index) along the last "
             f"axis{' of a block' * blocks}; expected shape (..., 2), got {aval.shape}"
         )
-    if flags[_NEEDS[reduction.name]]:
+    if dtype.has_reduction(reduction.name):
         return
     advice = ""
     if name == "bool" or reduction.name == "MEAN":
         advice = f"; use x.astype({'float' if reduction.name == 'MEAN' else 'int'})"
-    kinds = (_kind_of(d) for d, f in DTYPES.items() if f[_NEEDS[reduction.name]])
+    kinds = (_kind_of(d) for d, row in DTYPES.items() if row.has_reduction(reduction.name))
     *first, last = dict.fromkeys(kinds)
     allowed = f"{', '.join(first)} or {last}"
     article = "an" if allowed.startswith("i") else "a"
@@ -199,7 +183,7 @@ def sum_over_ranks(name: str, comm: Any, *, adjoint: bool = False) -> Operation:
 
 
 def pvary_results(op: Operation, ys: Sequence[Any]) -> Sequence[Any]:
-    """Results of one dtype, which each rank uses in its own way: of an op of the user's."""
+    """Return results of one dtype of the user's operation, which each rank uses in its own way."""
     if not needs_pvary(op) or not all(map(has_derivative, ys)):
         return ys
     return bind(sum_over_ranks("pvary", op.comm, adjoint=True), How(arity=(len(ys),)), *ys)
@@ -226,7 +210,7 @@ def of_batch(numbers: Any, axis: int, ask_same: bool) -> Any:
 
 def batch(
     axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, op: Operation, how: How
-) -> tuple[Any, Any]:
+) -> tuple[list[Any], list[int | None]]:
     """Batch all arrays, even unbatched ones, because they may be batched on another rank.
 
     Not in `jax.jacfwd`, nor with the token of `_diff/ad.py`, which is batched on all
@@ -237,13 +221,26 @@ def batch(
         return out, [None] * len(out)
     operands, after = batched_operands(op, how, axis_data.size, args, dims)
     out = bind(op, how, *operands)
-    out_dims: list[int | None] = [None] * len(out)
-    results = op.count_results(how)
-    out_dims[:results] = [after] * results
     *_, token = split(op, how, dims)
+    return batched_results(axis_data.size, out, op.count_results(how), after, token)
+
+
+def batched_results(
+    size: int, out: list[Any], count: int, axis: int | None, token: Sequence[int | None]
+) -> tuple[list[Any], list[int | None]]:
+    """Return results, and the batch axis of each.
+
+    Args:
+        size: size of the batch.
+        out: the results; the last one is a token if a token was given.
+        count: how many of them have the batch axis ``axis``.
+        token: the batch axis of the token that was given, if there is one. If this token is
+            batched, the returned one is, too.
+    """
+    axes = [axis] * count + [None] * (len(out) - count)
     if token and token[0] is not None:
-        out[-1], out_dims[-1] = jnp.broadcast_to(out[-1], (axis_data.size,)), 0
-    return out, out_dims
+        out, axes[-1] = [*out[:-1], jnp.broadcast_to(out[-1], (size,))], 0
+    return out, axes
 
 
 def is_unbatched(axis_data: Any, dims: Sequence[Any], how: How) -> bool:
@@ -264,7 +261,7 @@ def batched_operands(
             "(in_axes=None, or a value computed outside the vmap)"
         )
     # The batch axis goes after the axis of blocks or rows, if there is one.
-    before, after = (int(length is not None) for length in op.first_axes())
+    before, after = op.lead()
 
     def to_payload(x: Any, d: int | None) -> Any:
         """Move the batch axis to the front of the payload of one rank, or insert it there."""

@@ -1,4 +1,4 @@
-"""The rows of the operations in the native module (`src/ops/table.rs`)."""
+"""The native module's rows of operations (`src/ops/table.rs`) and dtypes (`src/ops/dtypes.rs`)."""
 
 from __future__ import annotations
 
@@ -44,5 +44,33 @@ class Row(NamedTuple):
     started: str | None
 
 
+class Dtype(NamedTuple):
+    """What the native module says of a dtype.
+
+    Attributes:
+        name: its name.
+        has_arithmetic, is_ordered, has_bits: which groups of reductions it has: SUM and PROD; MAX,
+            MIN, MAXLOC and MINLOC; the reductions of bits and of truth values.
+        carrier: the wider dtype as which it is communicated, if a value takes less than a byte.
+        reduced_as: the wider dtype as which it is reduced, if the core has no arithmetic for it.
+    """
+
+    name: str
+    has_arithmetic: bool
+    is_ordered: bool
+    has_bits: bool
+    carrier: str | None
+    reduced_as: str | None
+
+    def has_reduction(self, name: str) -> bool:
+        """Return whether one of MPI's reductions, or MEAN, is defined for it."""
+        if name == "MEAN":
+            return self.has_arithmetic and not self.has_bits
+        if name in ("SUM", "PROD"):
+            return self.has_arithmetic
+        return self.is_ordered if name in ("MAX", "MIN", "MAXLOC", "MINLOC") else self.has_bits
+
+
 # In alphabetical order.
 ROWS = {row["name"]: Row(**row) for row in json.loads(_native.ops_table())}
+DTYPES = {row["name"]: Dtype(**row) for row in json.loads(_native.dtypes_table())}

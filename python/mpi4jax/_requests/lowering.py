@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from jax.core import ShapedArray
 from jax.interpreters import mlir
 
 from .._compile.description import forms_of
@@ -38,7 +39,7 @@ class _Half(Lowering):
     ):
         super().__init__(ctx, op, how, on_gpu)
         self.plan = plan = op.plan(how)
-        self.lead = [int(length is not None) for length in op.first_axes()]
+        self.lead = op.lead()
         self.leaves = result_avals(op, how, buffers)
         self.out = [message_type(self.leaves, self.lead[1])] if self.leaves else []
         buffers = [message_type(buffers, self.lead[0])] if buffers else []
@@ -55,7 +56,7 @@ class _Half(Lowering):
         self.attrs = plan.attrs | self.parts(plan.call or op.name, [*first, *self.out])
         self.attrs |= self.reduction_on_wire(plan.call, [(None, aval) for aval in self.sends])
 
-    def wire(self, op: str | None, aval: Any) -> tuple[Any, Any]:
+    def wire(self, op: str | None, aval: ShapedArray) -> tuple[Any, Any]:
         # On ranks other than the root, the wait of an ireduce returns the operand.
         return (carrier(aval, self.reduces(op)), None) if op == "reduce" else super().wire(op, aval)
 

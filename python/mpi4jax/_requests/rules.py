@@ -26,6 +26,7 @@ from .._op.primitive import (
     TOKEN,
     abstract_eval,
     batched_operands,
+    batched_results,
     effect,
     first_of_batch,
     has_derivative,
@@ -72,41 +73,33 @@ def _start_batch(
     operands, _ = batched_operands(op, how, size, args, dims)
     if size == 0:  # an empty batch has no handle, on any rank, so nothing is initiated
         *_, token = split(op, how, operands)
-        return _batched(size, [jnp.zeros((0, *HANDLE.shape), HANDLE.dtype)], 0, token, dims)
-    handle, *token = start_p.bind(*operands, op=op, how=how)
-    return _batched(size, [jnp.broadcast_to(handle, (size, *handle.shape))], 0, token, dims)
-
-
-def _batched(
-    size: int, out: list[Any], axis: int | None, token: list[Any], dims: Sequence[Any]
-) -> tuple[list[Any], list[Any]]:
-    """Return results and their axes, with a token, which is batched if the given one is."""
-    axes = [axis for _ in out]
-    if token and dims[-1] is not None:
-        return [*out, jnp.broadcast_to(token[0], (size,))], [*axes, 0]
-    return [*out, *token], [*axes, *(None for _ in token)]
+        handles = jnp.zeros((0, *HANDLE.shape), HANDLE.dtype)
+    else:
+        handle, *token = start_p.bind(*operands, op=op, how=how)
+        handles = jnp.broadcast_to(handle, (size, *handle.shape))
+    return batched_results(size, [handles, *token], 1, 0, split(op, how, dims)[2])
 
 
 def _wait_batch(
     axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, op: Operation, how: How
 ) -> tuple[list[Any], list[Any]]:
     pairs = split_wait(op, how, list(zip(args, dims, strict=True)))
-    ((handle, dim),), numbers, token = pairs
+    ((handle, dim),), numbers, tokens = pairs
     numbers = [x if d is None else of_batch(x, d, False) for x, d in numbers]
-    token = [first_of_batch(t, d) for t, d in token]
+    token = [first_of_batch(t, d) for t, d in tokens]
+    token_dims = [d for _, d in tokens]
     size, axis = axis_data.size, None
     if dim is not None:  # otherwise, the operation was initiated outside the vmap
-        before, after = (int(length is not None) for length in op.first_axes())
+        before, after = op.lead()
         handle, axis = first_of_batch(handle, dim), after
         shapes = [(*x.shape[:before], size, *x.shape[before:]) for x in how.buffers]
         buffers = tuple(map(compat.array_type, shapes, ([x] for x in how.buffers)))
         how = how._replace(buffers=buffers)
         if size == 0:
             results = [jnp.zeros(x.shape, x.dtype) for x in result_avals(op, how, buffers)]
-            return _batched(size, results, axis, token, dims)
+            return batched_results(size, [*results, *token], len(results), axis, token_dims)
     out = wait_p.bind(handle, *numbers, *token, op=op, how=how)
-    n = len(out) - len(token)
-    return _batched(size, out[:n], axis, out[n:], dims)
+    return batched_results(size, list(out), len(out) - len(token), axis, token_dims)
 
 
 # ---- Derivatives

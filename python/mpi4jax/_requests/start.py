@@ -11,8 +11,9 @@ from jax.core import ShapedArray
 from .._call.call import with_traced_peers
 from .._op.arguments import ANY_SOURCE, ANY_TAG
 from .._op.manual import varying_operands
-from .._op.operation import PLAIN, Call, Operation, Receiving
-from .._op.packing import arity_of, check_reducible, compared, name_leaf, pack_arguments
+from .._op.operation import PLAIN, Call, How, Operation, Receiving
+from .._op.packing import bind_message, check_reducible, pack_arguments
+from .._op.primitive import split
 from .primitives import start_p
 from .request import Request, RequestKind
 
@@ -41,6 +42,11 @@ def _check_receive(op: Receiving) -> None:
         )
 
 
+def _bind(op: Operation, how: How, *args: Any) -> list[Any]:
+    arrays, numbers, _ = split(op, how, args)
+    return list(start_p.bind(*varying_operands(op, arrays), *numbers, op=op, how=how))
+
+
 def begin(op: Operation, args: Sequence[Any]) -> Request[Any]:
     """Initiate an operation once per dtype, by MPI's own nonblocking operation.
 
@@ -55,19 +61,11 @@ def begin(op: Operation, args: Sequence[Any]) -> Request[Any]:
         return Request([handle], RequestKind(op, None, ()))
     (tree,) = pack_arguments(op, trees)
     check_reducible(op, tree)
-    before, _ = op.first_axes()
     handles, buffers = [], []
     for dtype in tree.groups:
-        xs = varying_operands(op, tree.of_dtype(dtype))
+        handles += bind_message(_bind, op, how, [tree], dtype, numbers)
         # The type is not weak, because a loop may carry a request that was first made for another
         # array.
-        buffers.append(tuple(ShapedArray(x.shape, x.dtype) for x in xs))
-        words = compared(op, [tree], dtype, int(before is not None))
-        q = how._replace(arity=arity_of([xs]), tree=words)
-        try:
-            handles += start_p.bind(*xs, *numbers, op=op, how=q)
-        except (TypeError, ValueError) as error:
-            name_leaf(op, q, [tree], dtype, error)
-            raise
+        buffers.append(tuple(ShapedArray(x.shape, x.dtype) for x in tree.of_dtype(dtype)))
     kind = RequestKind(op, tree.tree_type, tuple(buffers))
     return Request([*handles, *numbers[: op.row.is_ragged]], kind)

@@ -89,8 +89,7 @@ def _result(request: Request[Any], dependences: list[Any]) -> Any:
         how = How(arity=arity_of([buffers]), buffers=buffers)
         out = wait_p.bind(handle, *request._counts(), op=op, how=how)
         results[dtype] = pvary_results(op, out)
-    before, after = op.first_axes()
-    return kind.tree_type.from_results(results, before, after) if op.returns else None
+    return kind.tree_type.from_results(op, results) if op.returns else None
 
 
 @overload
