@@ -46,6 +46,39 @@ def test_narrow_integers_wrap(reduction, dtype):
     assert y.dtype == dtype
 
 
+LOGICAL = {
+    "LAND": lambda values: np.logical_and.reduce(values),
+    "LOR": lambda values: np.logical_or.reduce(values),
+    "LXOR": lambda values: np.logical_xor.reduce(values),
+}
+# The blocks of three ranks, with each triple of zero, one, and another number.
+TRIPLES = np.array([*itertools.product([0, 1, 6], repeat=3)], np.int32).T
+
+
+@pytest.mark.parametrize("reduction", LOGICAL)
+def test_logical_reductions_of_integers(reduction):
+    how = reductions.converted(reduction, np.int32, 3)
+    a, b, c = map(how.to, TRIPLES)
+    y = how.back(FOLD[how.reduction](FOLD[how.reduction](a, b), c))
+    np.testing.assert_array_equal(y, LOGICAL[reduction](TRIPLES))
+
+
+@pytest.mark.parametrize("reduction", [*LOGICAL, "SUM", "MAX"])
+@pytest.mark.parametrize("is_exclusive", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_prefix_reductions_of_gathered_blocks(reduction, is_exclusive, reverse):
+    model = LOGICAL.get(reduction) or {"SUM": np.add, "MAX": np.maximum}[reduction].reduce
+    for rank in range(3):
+        own = slice(rank + is_exclusive, 3) if reverse else slice(0, rank + 1 - is_exclusive)
+        blocks = jnp.asarray(TRIPLES)
+        y = reductions.folded(reduction, blocks, rank, is_exclusive=is_exclusive, reverse=reverse)
+        if reduction in LOGICAL and len(TRIPLES[own]) == 1:
+            expected = TRIPLES[own][0]  # of one block, MPI leaves it unchanged
+        else:
+            expected = model(TRIPLES[own]) if len(TRIPLES[own]) else np.zeros_like(TRIPLES[0])
+        np.testing.assert_array_equal(y, expected)
+
+
 def test_what_nccl_has_is_not_converted():
     for reduction, dtype in [("SUM", np.float32), ("MAX", np.int32), ("LOR", np.bool_)]:
         assert reductions.converted(reduction, dtype, 2) is None

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.interpreters import mlir
+from jax.sharding import PartitionSpec
 from mpi4py import MPI
 from reference import DTYPES, FOLDS, RANK, SIZE, SUPPORTED, dtype_of, enable_x64
 from table import AVERAGING, REDUCING, ROWS, good, reduction_of
@@ -419,3 +420,11 @@ def test_arguments_of_other_packages(name, keyword, ours):
 def test_reductions_of_other_packages(given, ours):
     with pytest.raises(TypeError, match=f"allreduce: argument 'op' must be .*; use {ours}$"):
         notoken.allreduce(X, op=given)
+
+
+def test_specs_that_do_not_match_the_arguments():
+    """The error is JAX's, which says where they differ."""
+    how = {"mesh": mpi4jax.Mesh(), "in_specs": ({"a": PartitionSpec()},)}
+    f = mpi4jax.shard_map(lambda tree: tree["b"], **how, out_specs=PartitionSpec())
+    with pytest.raises(ValueError, match=r"shard_map in_specs\[0\]"):
+        f({"b": X})

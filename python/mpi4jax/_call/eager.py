@@ -299,7 +299,7 @@ def _is_remembered(op: Operation, file: str) -> bool:
     if (
         op.unmade() is not None
         or (isinstance(op, Receiving) and op.status is not None)
-        # The reduction is freed with its mpi4py object.
+        # `_forget_freed` forgets programs of reductions that the user frees, in `PROGRAMS` alone.
         or (isinstance(op, Reducing) and op.reduction.user)
         or not _is_the_users.get(file)
     ):
