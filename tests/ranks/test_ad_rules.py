@@ -220,6 +220,18 @@ def test_condition_that_communicates_below_vmap():
     np.testing.assert_array_equal(actual, [1, 3, 2])
 
 
+def test_body_that_communicates_below_vmap():
+    """The same of a condition that does not communicate, where the batch is differentiated."""
+
+    def f(x, limit):
+        return lax.while_loop(lambda v: v < limit, lambda v: total(v) / SIZE + 1, x)
+
+    batch = lambda x: jax.vmap(f)(x, jnp.array([1.0, 3.0, 2.0]))
+    actual, tangent = jax.jit(lambda x: jax.jvp(batch, (x,), (x + 1,)))(jnp.zeros(3))
+    np.testing.assert_array_equal(actual, [1, 3, 2])
+    np.testing.assert_array_equal(tangent, [1, 1, 1])
+
+
 # ---- Rules of the user's
 
 

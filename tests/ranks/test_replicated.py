@@ -106,6 +106,11 @@ def test_sums_that_need_none(f, check, monkeypatch):
     jax.effects_barrier()
 
 
+def test_a_gradient_that_goes_into_a_pvary_lacks_none():
+    gradient = jax.grad(lambda v: jnp.sum(allreduce(v) ** 2))
+    np.testing.assert_allclose(jax.jit(lambda x: pvary(gradient(x)))(X), 2 * allreduce(X))
+
+
 WRONG = {
     "allreduce": lambda x: (RANK + 1) * jnp.sum(allreduce(x)),
     "allgather": lambda x: allreduce(jnp.sum(X * jnp.sin(allgather(x).sum(0)))),
