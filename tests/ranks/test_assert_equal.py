@@ -18,6 +18,7 @@ JITS = {
     "jit": jax.jit,
     "scan": lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
     "grad": lambda f: jax.jit(lambda x: jax.vjp(f, x)[0]),
+    "checkpoint": lambda f: jax.jit(lambda x: jax.vjp(jax.checkpoint(f), x)[0]),
 }
 jits = pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
 
@@ -124,7 +125,9 @@ def test_keys_and_batches():
 def test_derivatives_are_those_of_the_identity():
     y, t = jax.jvp(jax.jit(notoken.assert_equal), (3.0,), (2.0,))
     assert (float(y), float(t)) == (3, 2)
-    assert float(jax.jit(jax.grad(lambda x: notoken.assert_equal(x) ** 2))(3.0)) == 6
+    square = lambda x: notoken.assert_equal(x) ** 2
+    assert float(jax.jit(jax.grad(square))(3.0)) == 6
+    assert float(jax.jit(jax.grad(jax.checkpoint(square)))(3.0)) == 6
 
 
 def test_trees_without_leaves():

@@ -203,6 +203,18 @@ def test_a_checkpoint_without_operands_is_kept():
     assert compiled_ops(f) == compiled_ops(grad(squared_beside(receive))) == 1
 
 
+def test_a_checkpoint_prints_what_it_has_received():
+    """The backward pass prints once more, but does not communicate again."""
+
+    def f(x):
+        jax.debug.print("{}", total(x))
+        return jnp.sum(x * x)
+
+    g = jax.grad(jax.checkpoint(f))
+    assert np.array_equal(g(X), 2 * X)
+    assert compiled_ops(g) == 1
+
+
 @pytest.mark.parametrize("f", [only_backward, symbolic_backward])
 def test_a_backward_pass_that_communicates_is_kept(f, monkeypatch):
     assert names(grad(f)) == ["send"]

@@ -64,6 +64,22 @@ def complex_residuals_are_refused(tmp_path, undo):
     return False
 
 
+def operands_of_callbacks_are_forgotten(tmp_path, undo):
+    def f(x):
+        y = x @ x
+        jax.debug.callback(lambda y: None, y)
+        return jnp.sum(x * x)
+
+    g = jax.grad(jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable))
+    assert np.array_equal(g(X), 2 * X)
+    undo(partial_eval.partial_eval_jaxpr_custom_rules, compat.debug_callback_p)
+    try:
+        g(X)
+    except KeyError:
+        return True
+    return False
+
+
 def effects_leak(tmp_path, undo):
     undo(pe, "tracers_to_jaxpr")
     f = grad(lambda x: lax.scan(lambda c, _: (total(c), None), x, None, length=2)[0])
@@ -91,6 +107,7 @@ FAULTS = {
     "fused slices": xla_fuses,
     "checkpoints without operands": a_checkpoint_is_dropped,
     "complex residuals": complex_residuals_are_refused,
+    "operands of callbacks": operands_of_callbacks_are_forgotten,
     "effects of traces": effects_leak,
     "batched conditions": batched_loops_go_on,
 }

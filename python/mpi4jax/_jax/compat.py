@@ -46,6 +46,8 @@ def _primitive_of(f: Callable[..., Any]) -> Primitive:
 
 # It is public in newer versions, in which a flag may select the primitive of `jax.checkpoint`.
 remat_p = getattr(primitives, "remat_p", None) or _primitive_of(jax.checkpoint(lambda x: x + 1))
+debug_callback_p = _primitive_of(lambda x: jax.debug.callback(print, x))
+debug_print_p = _primitive_of(lambda x: jax.debug.print("{}", x))  # the same up to JAX 0.7
 
 (abstract_token,) = jax.make_jaxpr(jax.lax.create_token)().out_avals
 AbstractToken = type(abstract_token)

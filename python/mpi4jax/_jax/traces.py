@@ -21,6 +21,7 @@ from jax.extend import linear_util as lu
 from jax.extend.core import ClosedJaxpr, Literal, Primitive
 from jax.interpreters import ad, partial_eval as public_pe
 
+from . import compat
 from .compat import replace_by, unless_changed, wrap
 from .functions import FUNCTION
 from .workarounds import is_needed
@@ -300,6 +301,12 @@ if is_needed("effects of traces"):
     replace_by(pe, "tracers_to_jaxpr", _forget)
 
 
+def _missing(eqn: Any, there: Sequence[bool]) -> list[Any]:
+    """Return the operands that a backward pass, which has those that are ``there``, must be
+    given."""
+    return [v for v, t in zip(eqn.invars, there, strict=True) if not (t or isinstance(v, Literal))]
+
+
 def treat_as_pure(primitive: Primitive, when: Callable[[dict[str, Any]], Any]) -> None:
     """Let JAX drop equations of ``primitive`` whose results nothing needs, and compute them again
     for a backward pass where a `jax.checkpoint` says so, despite their effect: ``when(params)``.
@@ -311,10 +318,7 @@ def treat_as_pure(primitive: Primitive, when: Callable[[dict[str, Any]], Any]) -
         return [keep] * len(eqn.invars), eqn if keep else None
 
     def again(saveable: Any, unknown: Sequence[bool], there: Sequence[bool], eqn: Any) -> Any:
-        n = len(eqn.outvars)
-        missing = [
-            v for v, t in zip(eqn.invars, there, strict=True) if not (t or isinstance(v, Literal))
-        ]
+        n, missing = len(eqn.outvars), _missing(eqn, there)
         if any(unknown):
             return None, eqn, [True] * n, [True] * n, missing
         policy = saveable(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
@@ -340,6 +344,24 @@ def keep_results(primitive: Primitive, effect: Any) -> None:
         return eqn, None, nothing, nothing, []
 
     rules[primitive] = partial_eval
+
+
+def _keep_operands(primitive: Primitive) -> None:
+    """Let the backward pass of a `jax.checkpoint` have the operands of a callback that it calls
+    again. JAX forgets those that are not computed again, such as the result of a message."""
+    rules = public_pe.partial_eval_jaxpr_custom_rules
+    original = rules[primitive]
+
+    def partial_eval(saveable: Any, unknown: Any, there: Sequence[bool], eqn: Any) -> Any:
+        first, again, *results, needed = original(saveable, unknown, there, eqn)
+        return first, again, *results, needed if again is None else _missing(eqn, there)
+
+    rules[primitive] = partial_eval
+
+
+if is_needed("operands of callbacks"):
+    for _callback in dict.fromkeys((compat.debug_callback_p, compat.debug_print_p)):
+        _keep_operands(_callback)
 
 
 def trace_function(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:

@@ -57,6 +57,12 @@ WORKAROUNDS = {
         None,
         "the rounding follows https://github.com/jax-ml/jax/pull/22244",
     ),
+    "operands of callbacks": Workaround(
+        "in a `jax.checkpoint`, JAX forgets the operands of a callback, such as `jax.debug.print`, "
+        "that a backward pass calls again but does not compute again (`traces.py`)",
+        OLDEST,
+        None,
+    ),
     "effects of traces": Workaround(
         "a trace keeps its effects once its jaxpr is made, which JAX's own check for leaks reports "
         "(`traces.py`)",
