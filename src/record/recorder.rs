@@ -399,6 +399,13 @@ impl fmt::Display for Record {
     }
 }
 
+/// The record of an operation of a site that a test begins.
+#[cfg(test)]
+pub fn record_in_test(site: Site) -> Record {
+    let site = Arc::new(site);
+    begin(&site, &Call::of(&site, crate::call::Stream::NONE), |_| (1, 0)).record().unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

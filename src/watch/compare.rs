@@ -470,17 +470,12 @@ pub fn message(found: &Difference) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::Stream;
 
     #[test]
     fn records_differ_in_what_all_ranks_must_have_alike() {
         let comm = comm::register(Comm::new("kind-of", 0, 2));
-        let with_two_roots = |op| {
-            [0, 1].map(|root| {
-                let site = std::sync::Arc::new(Site { root, ..Site::new(op, &comm) });
-                recorder::begin(&site, &Call::of(&site, Stream::NONE), |_| (1, 0)).record().unwrap()
-            })
-        };
+        let with_two_roots =
+            |op| [0, 1].map(|root| recorder::record_in_test(Site { root, ..Site::new(op, &comm) }));
         let [one, other] = with_two_roots(Op::Bcast);
         assert_ne!(kind_of(&one), kind_of(&other), "roots");
         let [one, other] = with_two_roots(Op::Allgatherv);

@@ -232,20 +232,14 @@ pub fn leave_board(settings: &Settings) -> Result<&Path, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::call::{Call, Site, Stream};
+    use crate::call::Site;
     use crate::comm::{self, Comm};
 
     #[test]
     fn collectives_are_told_apart_except_the_two_forms_of_a_halo_exchange() {
         let comm = comm::register(Comm::new("what-of", 0, 2));
-        let what = |op| {
-            let site = Arc::new(Site::new(op, &comm));
-            let running = recorder::begin(&site, &Call::of(&site, Stream::NONE), |_| (1, 0));
-            what_of(&running.record().unwrap())
-        };
+        let what = |op| what_of(&recorder::record_in_test(Site::new(op, &comm)));
         assert_eq!(what(Op::HaloExchange), what(Op::Alltoallv));
         let others = [Op::Allreduce, Op::Scan, Op::Alltoall, Op::Alltoallv].map(what);
         assert!(others.iter().enumerate().all(|(i, one)| !others[..i].contains(one)));

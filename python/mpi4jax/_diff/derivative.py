@@ -132,7 +132,7 @@ def zeros(xs: Sequence[Any]) -> list[Any]:
 def _of_templates(op: Message, peers: list[Any], cs: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
     """Return the cotangents of the templates ``xs`` of a receive, which were the result if there
     was no sender, and otherwise were not read."""
-    source = op.source if isinstance(op, Receiving) else None
+    source = op.peers()["source"]
     if source == MPI.PROC_NULL:
         return list(cs)
     if source is not None or not peers:

@@ -21,8 +21,7 @@ from jax.extend import linear_util as lu
 from jax.extend.core import ClosedJaxpr, Literal, Primitive
 from jax.interpreters import ad, partial_eval as public_pe
 
-from . import compat
-from .compat import replace_by, unless_changed, wrap
+from .compat import debug_callback_p, debug_print_p, replace_by, unless_changed, wrap
 from .functions import FUNCTION
 from .workarounds import is_needed
 
@@ -318,7 +317,8 @@ def treat_as_pure(primitive: Primitive, when: Callable[[dict[str, Any]], Any]) -
         return [keep] * len(eqn.invars), eqn if keep else None
 
     def again(saveable: Any, unknown: Sequence[bool], there: Sequence[bool], eqn: Any) -> Any:
-        n, missing = len(eqn.outvars), _missing(eqn, there)
+        n = len(eqn.outvars)
+        missing = _missing(eqn, there)
         if any(unknown):
             return None, eqn, [True] * n, [True] * n, missing
         policy = saveable(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
@@ -360,7 +360,7 @@ def _keep_operands(primitive: Primitive) -> None:
 
 
 if is_needed("operands of callbacks"):
-    for _callback in dict.fromkeys((compat.debug_callback_p, compat.debug_print_p)):
+    for _callback in dict.fromkeys((debug_callback_p, debug_print_p)):
         _keep_operands(_callback)
 
 
