@@ -417,31 +417,42 @@ FAULTS = {
     # before the others have come, or comes last.
     **{
         f"another dtype in the first run of {what}": Fault(
-            f"y = {call}\nprint('WRONG', wait(y), flush=True) if rank or {says} else wait(y)",
-            (AFTERWARDS, rf"rank \d: {what}.* #1 .*int32.*:{FIRST_LINE}", "rank .*float32"),
+            f"y = {call}\nprint('WRONG', wait(y), flush=True) if rank in {wrong} else wait(y)",
+            (
+                AFTERWARDS,
+                rf"rank \d: {what.partition(',')[0]}.* #1 .*int32.*:{FIRST_LINE}",
+                "rank .*float32",
+            ),
             ranks=4,
             env=LATE,
             status=1,
             silent=("WRONG",),
         )
-        for what, says, call in [
+        # The ranks whose result would be wrong.
+        for what, wrong, call in [
             (
                 "allreduce",
-                True,
+                (0, 1, 2, 3),
                 "jax.jit(lambda y: nt.allreduce(y))(x if rank != 2 else jnp.arange(3))",
             ),
             # The root and rank 2, which are no neighbors, are done before their neighbors come.
             (
                 "bcast",
-                False,
+                (2,),
                 "nt.bcast(time.sleep(3) or x if rank % 2 else jnp.arange(3) if rank else x, 0)",
+            ),
+            # The results of the others are right, and they have them before rank 2 comes.
+            (
+                "bcast, to which the rank comes last",
+                (2,),
+                "nt.bcast(time.sleep(3) or jnp.arange(3) if rank == 2 else x, 0)",
             ),
             (
                 "scatter",
-                False,
+                (1, 2, 3),
                 "nt.scatter(x if rank else time.sleep(2) or jnp.zeros((4, 3), int), 0)",
             ),
-            ("scan", False, "nt.scan(x if rank else jnp.arange(3))"),
+            ("scan", (1, 2, 3), "nt.scan(x if rank else jnp.arange(3))"),
         ]
     },
     # One rank says one of them: each has a job of its own.
