@@ -17,7 +17,7 @@ use crate::ops::{
 };
 use crate::transport::RequestLayout;
 
-/// What `Lowering.describe` in `_compile/lowering.py` writes.
+/// What `describe` in `_compile/description.py` writes.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {

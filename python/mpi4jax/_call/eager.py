@@ -297,7 +297,7 @@ def _is_remembered(op: Operation, file: str) -> bool:
     """Return whether calls in this file that are like this one need nothing but its program and
     operand."""
     if (
-        op.unmade() is not None
+        op.communicator_to_make() is not None
         or (isinstance(op, Receiving) and op.status is not None)
         # `_forget_freed` forgets programs of reductions that the user frees, in `PROGRAMS` alone.
         or (isinstance(op, Reducing) and op.reduction.user)
@@ -313,7 +313,7 @@ def _ended(op: Operation, out: Any, operands: Sequence[Any]) -> Any:
     """Return results, and wait first for an operation that fills a status, makes a communicator or
     reads NumPy arrays. The caller may then refill these arrays, as after MPI's blocking functions.
     """
-    kind = op.unmade() if op.row.private else None
+    kind = op.communicator_to_make() if op.row.private else None
     if kind or (isinstance(op, Receiving) and op.status is not None) or holds_numpy(operands):
         jax.block_until_ready(out if op.returns else last())
     if kind:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from mpi4py import MPI
 
-from .._compile.lowering import carrier
+from .._compile.wire import carrier
 from .._jax import compat
 from .._job.job import rank_names
 from .._op.comm import check_not_null
@@ -182,7 +182,7 @@ class _Leaf:
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             x = jax.random.key_data(x)
         else:
-            x = x.astype(carrier(jax.typeof(x)).dtype)[..., None]
+            x = x.astype(carrier(x.dtype))[..., None]
         self.dtype = x.dtype
         if jnp.issubdtype(x.dtype, np.complexfloating):
             x = jnp.concatenate([x.real, x.imag], axis=-1)

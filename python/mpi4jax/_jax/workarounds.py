@@ -40,7 +40,7 @@ WORKAROUNDS = {
     ),
     "fused slices": Workaround(
         "XLA aborts the process where a custom call on a GPU takes a token beside slices, which it "
-        "fuses with the call (`Lowering.unfused` in `_compile/lowering.py`)",
+        "fuses with the call (`Emitter._unfused` in `_compile/emit.py`)",
         (0, 11),
         None,
     ),

@@ -168,7 +168,7 @@ class Operation:
         """
         return False
 
-    def unmade(self, called: Row | None = None) -> str | None:
+    def communicator_to_make(self, called: Row | None = None) -> str | None:
         """Return the kind of private communicator that the core must make to run it, or None.
 
         All ranks make it together. Python waits for such an operation: with Open MPI, a

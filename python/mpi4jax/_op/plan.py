@@ -30,7 +30,7 @@ class Plan:
     """What an operation does on this rank.
 
     Attributes:
-        call: the op that is called, or None: nothing is communicated.
+        called: the op of the core that is called, or None: nothing is communicated.
         result: what is returned.
         sends: whether the call gets the operand (of two operands, the first).
         attrs: attributes of the call that only this op has.
@@ -38,7 +38,7 @@ class Plan:
             result's type. None: all of it.
     """
 
-    call: str | None
+    called: str | None
     result: Result = Result.RECEIVED
     sends: bool = True
     attrs: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Plan:
     @property
     def receives(self) -> bool:
         """Whether the call produces an array of the result's type."""
-        return self.call is not None and self.result in _RECEIVING
+        return self.called is not None and self.result in _RECEIVING
 
     @property
     def keeps(self) -> bool:

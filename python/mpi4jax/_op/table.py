@@ -49,26 +49,15 @@ class Dtype(NamedTuple):
 
     Attributes:
         name: its name.
-        has_arithmetic, is_ordered, has_bits: which groups of reductions it has: SUM and PROD; MAX,
-            MIN, MAXLOC and MINLOC; the reductions of bits and of truth values.
+        reductions: the names of MPI's reductions that are defined for it, and MEAN if it is.
         carrier: the wider dtype as which it is communicated, if a value takes less than a byte.
         reduced_as: the wider dtype as which it is reduced, if the core has no arithmetic for it.
     """
 
     name: str
-    has_arithmetic: bool
-    is_ordered: bool
-    has_bits: bool
+    reductions: tuple[str, ...]
     carrier: str | None
     reduced_as: str | None
-
-    def has_reduction(self, name: str) -> bool:
-        """Return whether one of MPI's reductions, or MEAN, is defined for it."""
-        if name == "MEAN":
-            return self.has_arithmetic and not self.has_bits
-        if name in ("SUM", "PROD"):
-            return self.has_arithmetic
-        return self.is_ordered if name in ("MAX", "MIN", "MAXLOC", "MINLOC") else self.has_bits
 
 
 # In alphabetical order.

@@ -1,7 +1,7 @@
 """What an initiation and a wait are compiled to: the two halves of the operation's plan.
 
-The start does all up to the call, and gives the native module the operand if it is needed again.
-The wait gets back what was received and the operand, and does the rest.
+The initiation does all up to the call, and gives the core the operand if it is needed again. The
+wait gets back what was received and the operand, and does the rest.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from jax.core import ShapedArray
+import numpy as np
 from jax.interpreters import mlir
 
-from .._compile.description import forms_of
-from .._compile.lowering import Avals, Lowering, Operands, carrier, register
+from .._compile.description import parts_of
+from .._compile.emit import Avals, Operands
+from .._compile.lowering import Lowering, register
+from .._compile.wire import Wire, carrier
 from .._op.leaves import message_type
 from .._op.operation import How, Operation, Receiving
 from .._op.plan import Result
@@ -26,7 +28,11 @@ class _Half(Lowering):
     """The lowering of an initiation or of a wait.
 
     Attributes:
-        lead: how many axes the leaves of operand and result have in common with their messages.
+        plan: what the operation does on this rank.
+        called: the op of the core that is called; of a plan without a call, the operation's own
+            name.
+        before, after: how many axes the leaves of the operand and of the result have in common with
+            their messages.
         sends, receives, keeps: the types of what goes into the call, of what comes out of it, and
             of the operand if it is needed at the end; each is none or one message.
         initial: whether the call gets the operand as the initial value of what it receives.
@@ -37,44 +43,45 @@ class _Half(Lowering):
     def __init__(
         self, on_gpu: bool, ctx: mlir.LoweringRuleContext, op: Operation, how: How, buffers: Avals
     ):
-        super().__init__(ctx, op, how, on_gpu)
+        super().__init__(on_gpu, ctx, op, how)
         self.plan = plan = op.plan(how)
-        self.lead = op.lead()
+        self.called = plan.called or op.name
+        self.before, self.after = op.lead()
         self.leaves = result_avals(op, how, buffers)
-        self.out = [message_type(self.leaves, self.lead[1])] if self.leaves else []
-        buffers = [message_type(buffers, self.lead[0])] if buffers else []
-        self.sends = buffers if plan.call is not None and plan.sends else []
+        self.out = [message_type(self.leaves, self.after)] if self.leaves else []
+        operand = [message_type(buffers, self.before)] if buffers else []
+        self.sends = operand if plan.called is not None and plan.sends else []
         self.receives = self.out if plan.receives else []
-        self.keeps = [] if not plan.keeps else buffers if plan.select is None else self.out
+        self.keeps = [] if not plan.keeps else operand if plan.select is None else self.out
         # Without a sender, the result is the template. In eager code, only the call has the
         # template.
         is_open = isinstance(op, Receiving) and op.source is None and how.operand != "call"
         self.initial = plan.result is Result.TEMPLATE and is_open
         if not all(isinstance(n, int) for x in (*self.receives, *self.keeps) for n in x.shape):
             raise NotImplementedError(f"i{op.name}: cannot be exported with symbolic shapes")
-        first = buffers if plan.sends else []
-        self.attrs = plan.attrs | self.parts(plan.call or op.name, [*first, *self.out])
-        self.attrs |= self.reduction_on_wire(plan.call, [(None, aval) for aval in self.sends])
+        first = operand if plan.sends else []
+        self.attrs = plan.attrs | parts_of(op, self.called, [*first, *self.out])
 
-    def wire(self, op: str | None, aval: ShapedArray) -> tuple[Any, Any]:
-        # On ranks other than the root, the wait of an ireduce returns the operand.
-        return (carrier(aval, self.reduces(op)), None) if op == "reduce" else super().wire(op, aval)
+    def wire(self, called: str, dtype: Any) -> Wire:
+        """Return how arrays of a dtype travel in the call of an op."""
+        if self.plan.called is None:  # the core only keeps the operand
+            return Wire(np.dtype(dtype), carrier(dtype))
+        wire = super().wire(called, dtype)
+        # The operand that the core keeps is encoded like the one that is sent. On ranks other than
+        # the root, an ireduce returns it, and a conversion keeps only what the reduction needs.
+        return replace(wire, converted=None) if called == "reduce" else wire
 
     def emit(self, target: str, operands: Operands, out: Avals, initial: bool) -> list[Any]:
         """Emit the custom call, which takes and returns the token; return its other results."""
-        plan = self.plan
-        gives = [
-            (str(x.dtype), math.prod(x.shape))
-            for x in (self.wire(plan.call, x)[0] for x in self.receives)
-        ]
+        gives = [self.wire(self.called, aval.dtype).type_of(aval) for aval in self.receives]
         request = {
             "sends": bool(self.sends),
-            "keeps": plan.keeps,
+            "keeps": self.plan.keeps,
             "initial": initial,
-            "gives": gives[0] if gives else None,
-            "local": plan.call is None,
+            "gives": (str(gives[0].dtype), math.prod(gives[0].shape)) if gives else None,
+            "local": self.plan.called is None,
         }
-        description = self.describe(plan.call or self.op.name, request=request, **self.attrs)
+        description = self.describe(self.called, self.sends, request=request, **self.attrs)
         return self.custom_call(target, operands, out, description)
 
 
@@ -82,15 +89,13 @@ def _lower_start(
     on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, op: Operation, how: How
 ) -> list[Any]:
     arrays, numbers, token = split(op, how, list(zip(args, ctx.avals_in, strict=True)))
-    low = _Half(on_gpu, ctx, op, how, [aval for _, aval in arrays])
-    low.forms = forms_of(op, how, [aval for _, aval in arrays])
-    plan = low.plan
-    for operand in numbers:
-        low.use_numbers(operand)
-    operands = []
+    avals = [aval for _, aval in arrays]
+    low = _Half(on_gpu, ctx, op, how, avals)
+    low.take(numbers, avals)
+    operands: Operands = []
     if low.sends or low.initial or low.keeps:
-        operands = low.selected(plan, [low.packed(arrays, low.lead[0])], low.out)
-        operands = [low.to_wire(plan.call, x) for x in operands]
+        operands = low.selected(low.plan, [low.packed(arrays, low.before)], low.out)
+        operands = [low.encoded(low.called, x) for x in operands]
     (handle,) = low.emit("mpi4jax_start", [*operands, *low.numbers], [HANDLE], low.initial)
     low.finish()
     return [handle, *(value for value, _ in token)]
@@ -105,13 +110,17 @@ def _lower_wait(
     op = replace(op, comm=op.comm.any)
     low = _Half(on_gpu, ctx, op, how, list(how.buffers))
     types = [*low.receives, *low.keeps]
-    wire = [low.wire(low.plan.call, x)[0] for x in types]
-    back = low.emit("mpi4jax_wait", [handle, *numbers], wire, how.derived)
-    arrays = [(low.from_wire(low.plan.call, x, to), to) for x, to in zip(back, types, strict=True)]
+    wires = [low.wire(low.called, aval.dtype) for aval in types]
+    given_back = [wire.type_of(aval) for wire, aval in zip(wires, types, strict=True)]
+    values = low.emit("mpi4jax_wait", [handle, *numbers], given_back, how.derived)
+    arrays = [
+        (low.decoded(wire, value, aval), aval)
+        for wire, value, aval in zip(wires, values, types, strict=True)
+    ]
     received = arrays[0][0] if low.receives else None
     # Without a sender, the result already is the template.
     operand = arrays[-1] if low.keeps else None
-    results = low.results(low.plan, received, operand, low.leaves, low.lead[1])
+    results = low.results(low.plan, received, operand, low.leaves, low.after)
     low.finish()
     return [*results, *(value for value, _ in token)]
 

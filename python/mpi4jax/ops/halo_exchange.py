@@ -11,7 +11,9 @@ from mpi4py import MPI
 
 from .. import _native
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands, carrier
+from .._compile.emit import Avals, Operands
+from .._compile.lowering import Lowering
+from .._compile.wire import carrier
 from .._grid import border as _border, cart as _cart, faces
 from .._op.operation import OfBlocks, T, call
 from .._requests.request import CompositeRequest, Request
@@ -20,7 +22,7 @@ from .._requests.request import CompositeRequest, Request
 @dataclass(frozen=True)
 class HaloExchange(OfBlocks, name="halo_exchange"):
     def lower(self, low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-        avals = [carrier(aval, self.adjoint) for _, aval in xs]
+        avals = [aval.update(dtype=carrier(aval.dtype, self.adjoint)) for _, aval in xs]
         xs = [low.convert(x, to) for x, to in zip(xs, avals, strict=True)]
         leaves = [
             (i, x.shape, axes)
