@@ -26,7 +26,7 @@ from .. import _native
 from .._jax import compat, lines
 from .._job.flush import last, started_here
 from .._op.comm import Comm, Reduction, Status
-from .._op.manual import boundary
+from .._op.manual import current_spmd
 from .._op.operation import OFFSET, PEERS, PLAIN, Call, How, Message, Operation, Receiving, Reducing
 from .._op.packing import bind_trees, check_summands, holds_numpy, leaf_paths, pack_arguments
 from .._op.primitive import OPERANDS
@@ -121,8 +121,8 @@ def operand_of(op: Operation, fields: Fields) -> jax.Array:
 Make = Callable[[Operation, How], Callable[..., Any]]  # makes the compiled function of an operation
 
 
-def _of_arguments(op: Operation, how: How, with_token: bool = False) -> Callable[..., Any]:
-    """Return the function of an operation on arrays, or on lists of the leaves of pytrees.
+def _on_trees(op: Operation, how: How, with_token: bool = False) -> Callable[..., Any]:
+    """Return the compiled function of an operation on arrays, or on lists of leaves of pytrees.
 
     A token is a second result, because all results of a program are ready at the same time.
     """
@@ -136,7 +136,7 @@ def _of_arguments(op: Operation, how: How, with_token: bool = False) -> Callable
     return jax.jit(call)
 
 
-_of_arguments_with_token = functools.partial(_of_arguments, with_token=True)
+_on_trees_with_token = functools.partial(_on_trees, with_token=True)
 
 
 # ---- Programs
@@ -237,8 +237,8 @@ def run(call: Call, with_token: bool = False) -> Any:
             comm, *fields = op.__dict__.values()
             place = caller.f_code.co_filename, caller.f_lineno
             # The default, PLAIN, is replaced by True, which is cheaper to hash.
-            called = place, with_token, boundary(), how is PLAIN or how, op.__class__, comm.number
-            key = (*called, *fields, *map(_aval, args))
+            called = place, with_token, current_spmd(), how is PLAIN or how
+            key = (*called, op.__class__, comm.number, *fields, *map(_aval, args))
             known = _calls.get(key)
             if known is not None and compat.caches_are_kept():
                 program, operand = known
@@ -252,8 +252,8 @@ def run(call: Call, with_token: bool = False) -> Any:
 def _run_other(call: Call, with_token: bool, key: Any) -> Any:
     """Run an operation whose call is unlike earlier ones, and remember it by its key, if any."""
     op, arrays, counts, how = call
-    if around := boundary():  # the `shard_map` around the call, which ranks compare
-        how = how._replace(spmd=around)
+    if spmd := current_spmd():
+        how = how._replace(spmd=spmd)
     leaves: Sequence[Any] = arrays
     structure = None
     if not _ARRAYS.issuperset(map(type, arrays)):
@@ -269,7 +269,7 @@ def _run_other(call: Call, with_token: bool, key: Any) -> Any:
             check_summands(op, each)
         how = how._replace(leaves=tuple(map(leaf_paths, arrays, (s for _, s in trees))))
         arrays, structure = tuple(each for each, _ in trees), trees[-1][1]
-    args, make = [*arrays, *counts], _of_arguments_with_token if with_token else _of_arguments
+    args, make = [*arrays, *counts], _on_trees_with_token if with_token else _on_trees
     try:
         if _reads_operands():
             program, operand = program_of(make, op, how, args)
@@ -289,7 +289,7 @@ def _run_other(call: Call, with_token: bool, key: Any) -> Any:
         y, *envelope = out if how.env_out else (out,)
         y = jax.tree.unflatten(structure, y)
         out = (y, *envelope) if envelope else y
-    out = _ended(op, out, [*leaves, *counts])
+    out = _wait_if_needed(op, out, [*leaves, *counts])
     return (out, token) if with_token else out
 
 
@@ -309,9 +309,9 @@ def _is_remembered(op: Operation, file: str) -> bool:
     return True
 
 
-def _ended(op: Operation, out: Any, operands: Sequence[Any]) -> Any:
+def _wait_if_needed(op: Operation, out: Any, operands: Sequence[Any]) -> Any:
     """Return results, and wait first for an operation that fills a status, makes a communicator or
-    reads NumPy arrays. The caller may then refill these arrays, as after MPI's blocking functions.
+    reads NumPy arrays, which the caller may refill then, as after MPI's blocking functions.
     """
     kind = op.communicator_to_make() if op.row.private else None
     if kind or (isinstance(op, Receiving) and op.status is not None) or holds_numpy(operands):
@@ -357,7 +357,7 @@ def implementation(primitive: Primitive) -> Callable[..., Any]:
             given = [*arrays, *numbers[: op.row.is_ragged]]
             op = with_known_peers(op, numbers[op.row.is_ragged :])
             program, operand = program_of(make, op, how._replace(operand=None), given, token)
-            return _ended(op, program(*given, operand, *token), args)
+            return _wait_if_needed(op, program(*given, operand, *token), args)
         except _ERRORS as error:
             raise_own(error)
             raise

@@ -115,10 +115,10 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
 def _rule_op(primitive: Primitive) -> Callable[..., Threaded]:
     def rule(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
         op, how = params["op"], params["how"]
-        arrays, env, own = OPERANDS[primitive](op, how, args)
+        arrays, numbers, own_token = OPERANDS[primitive](op, how, args)
         how = how._replace(threaded=True)
-        *out, token = primitive.bind(*arrays, *env, token, op=op, how=how)
-        return token, [*out, *(token for _ in own)]
+        *out, token = primitive.bind(*arrays, *numbers, token, op=op, how=how)
+        return token, [*out, *(token for _ in own_token)]
 
     return rule
 

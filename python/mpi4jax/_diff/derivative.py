@@ -77,13 +77,13 @@ def transpose(cotangents: Sequence[Any], *args: Any, op: Operation, how: How) ->
     token_ct = compare_cotangents(op, how, cs, token_ct)
 
     n = op.arity(how)[0] if op.sends else 0  # number of arrays that were sent; templates follow
-    other, q = adjoint_of(op, how)
+    other, other_how = adjoint_of(op, how)
     if isinstance(op, Message):
         operands = [*cs, *zeros(arrays[:n])]
-        out = bind(other, q, *operands, *map(_reversed, numbers), *token_ct)
+        out = bind(other, other_how, *operands, *map(_reversed, numbers), *token_ct)
         templates = _of_templates(op, numbers, cs, arrays[n:])
     else:
-        out, templates = bind(other, q, *cs, *numbers, *token_ct), []
+        out, templates = bind(other, other_how, *cs, *numbers, *token_ct), []
     m = len(out) - len(token_ct)
     array_cts, token_ct = [*out[:m], *templates], out[m:]
     return [

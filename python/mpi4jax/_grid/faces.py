@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,8 @@ from .._op import rows
 from .._op.comm import AnyComm, Comm
 from .._op.operation import OfBlocks, made
 from .._op.packing import TreeType, exchanged_axes, pack_arguments
-from .._requests.request import CompositeKind, CompositeRequest, Request
+from .._requests.request import CompositeKind, CompositeRequest
+from .._requests.start import begin
 
 # The cells along an axis: the first one, and the one after the last.
 Cells = tuple[int, int]
@@ -211,9 +212,7 @@ class _Fill:
         return self.tree_type.from_leaves(leaves)
 
 
-def start(
-    op: OfBlocks, begin: Callable[..., Request[Any]], args: Sequence[Any]
-) -> CompositeRequest[Any]:
+def initiate(op: OfBlocks, args: Sequence[Any]) -> CompositeRequest[Any]:
     """Initiate a halo exchange, as one `alltoallv` for each dtype."""
     (blocks,) = pack_arguments(op, args)
     requests, received = [], []

@@ -44,17 +44,17 @@ class _State(threading.local):
 _state = _State()
 
 
-def of_all_ranks(f: Callable[..., Any], boundary: str | bool = True) -> Callable[..., Any]:
-    """Return a function whose operations have `spmd` set: all ranks have them, in one program.
+def of_all_ranks(f: Callable[..., Any], spmd: str | bool = True) -> Callable[..., Any]:
+    """Return a function whose operations all ranks have, in one program: their `How.spmd` is
+    ``spmd``.
 
     Then an operand is perturbed, or batched, on all ranks or on none, and JAX differentiates and
-    batches the op as its own primitives. The parameter is ``boundary``: words for the function
-    around them and for its arguments, which ranks compare.
+    batches the op as its own primitives.
     """
 
     @functools.wraps(f)
     def collective(*args: Any, **how: Any) -> Any:
-        before, _state.spmd = _state.spmd, boundary
+        before, _state.spmd = _state.spmd, spmd
         try:
             return f(*args, **how)
         finally:
@@ -63,8 +63,8 @@ def of_all_ranks(f: Callable[..., Any], boundary: str | bool = True) -> Callable
     return collective
 
 
-def boundary() -> str | bool:
-    """Return `How.spmd` of what is bound: false if no such function is being traced."""
+def current_spmd() -> str | bool:
+    """Return `How.spmd` of an operation that is called now: false outside of such functions."""
     return _state.spmd
 
 

@@ -59,7 +59,8 @@ class How(NamedTuple):
             has matched; or, if it is `ASKED`, where the program asks for it: then messages may be
             short.
         threaded: whether `_diff/ad.py` has threaded a token through the operation.
-        spmd: whether all ranks have the operation, in one program (`manual.of_all_ranks`).
+        spmd: whether all ranks have the operation, in one program (`manual.of_all_ranks`): false,
+            true, or words for the function around it and for its arguments, which ranks compare.
         in_place: whether the result may overwrite the operand.
         eager: whether it is compiled for eager calls.
         leaves: the names of the leaves of each argument, where lists of them stand for trees.
@@ -140,6 +141,10 @@ class Operation:
         OPERATIONS[name] = cls
 
     # ---- What it does
+    #
+    # `Any` stands for types of packages above this one: `lower` gets a `Lowering` of `_compile`,
+    # `initiate` may return a `Request` of `_requests`, and `tangent` gets a `ReductionTangent` of
+    # `_diff`. The operations in `ops`, which are above those, name the types.
 
     def plan(self, how: How) -> Plan:
         """Return what it does on this rank: by default, every rank calls it, sends its operand and
@@ -147,13 +152,13 @@ class Operation:
         return Plan(self.name)
 
     def lower(self, low: Any, arrays: list[Any], out: list[Any]) -> list[Any]:
-        """Return its results, given the `_compile.lowering.Lowering` that emits its calls."""
+        """Return its results, given the `Lowering` that emits its calls."""
         return low.run(self.plan(low.how), arrays, out)  # type: ignore[no-any-return]
 
-    def initiate(self, begin: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Initiate it, and return its request; ``begin(operation, arguments)`` initiates one that
-        the native module does."""
-        return begin(self, args)
+    def initiate(self, args: Sequence[Any]) -> Any:
+        """Initiate other operations in its place, and return their request; by default None: the
+        core initiates it itself."""
+        return None
 
     def only_for_its_result(self) -> bool:
         """Return whether it is called for nothing else: then it is worth a warning if nothing uses
@@ -195,8 +200,8 @@ class Operation:
         return self
 
     def tangent(self, r: Any) -> Any:
-        """Return the tangent with the reductions PROD, MAX and MIN, given a
-        `_diff.reductions.ReductionTangent`; an operation that reduces overrides it."""
+        """Return the tangent with the reductions PROD, MAX and MIN; an operation that has a
+        derivative for them overrides it."""
         raise NotImplementedError
 
     # ---- Its arrays
@@ -208,19 +213,20 @@ class Operation:
     def lengths(self) -> tuple[int | None, int | None]:
         """Return the length of the first axis of the operand and of the result of the operation
         that its name says, if this axis counts blocks or rows, else None."""
-        before, after = (self.comm.size if side == "per rank" else None for side in self.extents())
-        return before, after
+        sent, received = self.extents()
+        size = self.comm.size
+        return size if sent == "per rank" else None, size if received == "per rank" else None
 
-    def first_axes(self) -> tuple[int | None, int | None]:
+    def first_lengths(self) -> tuple[int | None, int | None]:
         """Return the same of this operation: a transpose exchanges the two."""
-        before, after = self.lengths()
-        return (after, before) if self.adjoint else (before, after)
+        length, result_length = self.lengths()
+        return (result_length, length) if self.adjoint else (length, result_length)
 
     def lead(self) -> tuple[int, int]:
         """Return how many axes the operand and the result have in front of the data of one rank or
         row: 1 if there is an axis of blocks or rows, else 0."""
-        before, after = self.first_axes()
-        return int(before is not None), int(after is not None)
+        length, result_length = self.first_lengths()
+        return int(length is not None), int(result_length is not None)
 
     def is_template(self, argument: int) -> bool:
         """Return whether an argument is a template: its values are not read."""

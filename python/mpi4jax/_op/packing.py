@@ -220,8 +220,8 @@ class TreeType:
 
         Gradients of integers (float0) were not sent; their results have the shape of the others.
         """
-        _, after = op.first_axes()
-        first = () if after is None else (after,)
+        _, length = op.first_lengths()
+        first = () if length is None else (length,)
         out: list[Any] = [
             np.zeros((*first, *shape[op.lead()[0] :]), dtype)
             if dtype == jax.dtypes.float0
@@ -361,21 +361,21 @@ def bind_trees(
         # No rows are sent, but the ranks still exchange their counts.
         (envelope,) = bind(op.of_counts(), _only_operand(how), *numbers)
     for dtype in dtypes:
-        part, q, buffers = op, how, messages
+        part, part_how, buffers = op, how, messages
         is_everywhere = all(dtype in tree.groups for tree in messages)
         if isinstance(op, SendingAndReceiving) and not is_everywhere:
             # Only one of the two trees of a sendrecv has this dtype, so a message is only sent, or
             # only received.
             if dtype in sent.groups:
-                part, buffers, q = op.send(), [sent], _only_operand(how)
+                part, part_how, buffers = op.send(), _only_operand(how), [sent]
             else:
                 part, buffers = op.recv(), [received]
-                q = _only_operand(how)._replace(env_out=how.env_out)
-        out = bind_message(bind, part, q, buffers, dtype, numbers)
+                part_how = _only_operand(how)._replace(env_out=how.env_out)
+        out = bind_message(bind, part, part_how, buffers, dtype, numbers)
         n = len(received.groups[dtype]) if part.returns else 0
         if asks_envelope and part.returns:
             envelope = out[n]
-        elif q.env_out:
+        elif part_how.env_out:
             # Later messages need no envelope.
             envelope, how = out[n], how._replace(env_out=False)
             numbers = [jnp.concatenate([numbers[0], envelope]), *numbers[1:]]

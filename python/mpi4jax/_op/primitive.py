@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from .._jax import compat, traces
 from .comm import as_reduction
-from .manual import boundary, needs_pvary, result_type, varying_operands
+from .manual import current_spmd, needs_pvary, result_type, varying_operands
 from .operation import How, Operation, Reducing, made
 from .table import DTYPES
 
@@ -95,13 +95,13 @@ def result_avals(op: Operation, how: How, avals: Sequence[Any]) -> list[ShapedAr
     """Return the types of the results that are arrays, from the types of the operands."""
     if not op.returns:
         return []
-    before, after = op.first_axes()
+    length, result_length = op.first_lengths()
     # The results vary over the axes that any of the operands varies over.
     all_of_them = [compat.array_type((), avals)] if len(avals) > 1 else []
     out = []
     for x in avals[-op.arity(how)[-1] :]:  # of sendrecv: the templates of what is received
-        payload = tuple(x.shape) if before is None else split_payload(op, x, before)
-        shape = payload if after is None else (after, *payload)
+        payload = tuple(x.shape) if length is None else split_payload(op, x, length)
+        shape = payload if result_length is None else (result_length, *payload)
         out.append(result_type(op, compat.array_type(shape, [*all_of_them, x])))
     return out
 
@@ -171,8 +171,8 @@ OPERANDS: dict[
 def bind(op: Operation, how: How, *args: Any) -> list[Any]:
     """Bind the primitive of an operation, whose rules `_call/definition.py` lists."""
     arrays, numbers, token = split(op, how, args)
-    if boundary():
-        how = how._replace(spmd=boundary())
+    if spmd := current_spmd():
+        how = how._replace(spmd=spmd)
     operands = varying_operands(op, arrays)
     return list(PRIMITIVES[op.name].bind(*operands, *numbers, *token, op=op, how=how))
 

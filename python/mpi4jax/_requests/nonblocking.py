@@ -31,8 +31,8 @@ def nonblocking(
     changed = {"source": inspect.Parameter.empty, "tag": 0, "recvtag": 0}
     signature = inspect.Signature(
         [
-            q.replace(default=changed.get(argument, q.default))
-            for argument, q in given.parameters.items()
+            parameter.replace(default=changed.get(argument, parameter.default))
+            for argument, parameter in given.parameters.items()
             if argument != "status"
         ]
     )

@@ -76,10 +76,11 @@ class Request(Generic[R]):
             name: what the nonblocking function is called in errors, without the ``i`` before it; by
                 default the name of the operation.
         """
-        return CompositeRequest([self, arrays], CompositeKind(name or self._op, function))
+        return CompositeRequest([self, arrays], CompositeKind(name or self._name, function))
 
     @property
-    def _op(self) -> str:
+    def _name(self) -> str:
+        """The name of the operation."""
         return str(self._kind.name)
 
     def _all_handles(self) -> tuple[Any, ...]:
@@ -90,11 +91,12 @@ class Request(Generic[R]):
         return self._children[len(self._all_handles()) :]
 
     def __repr__(self) -> str:
-        return f"<request of i{self._op}>"
+        return f"<request of i{self._name}>"
 
     def __iter__(self) -> Any:
         raise TypeError(
-            f"i{self._op} returns a request, not a token; mpi4jax.wait(request) returns the result"
+            f"i{self._name} returns a request, not a token; mpi4jax.wait(request) returns the "
+            "result"
         )
 
 

@@ -165,9 +165,9 @@ def _start_transpose(cts: Sequence[Any], *args: Any, op: Operation, how: How) ->
     handle, *token_ct = map(ad.instantiate_zeros, cts)
     avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in arrays]
     buffers = result_avals(op, how, avals) if op.returns else avals
-    other, q = _adjoint(op, how)
-    q = q._replace(buffers=tuple(buffers), derived=True)
-    out = wait_p.bind(handle, *numbers, *token_ct, op=other, how=q)
+    other, other_how = _adjoint(op, how)
+    other_how = other_how._replace(buffers=tuple(buffers), derived=True)
+    out = wait_p.bind(handle, *numbers, *token_ct, op=other, how=other_how)
     n = len(out) - len(token_ct)
     found = out[:n] or [jnp.zeros(x.shape, x.dtype) for x in avals]
     return [
@@ -182,12 +182,12 @@ def _wait_transpose(cts: Sequence[Any], *args: Any, op: Operation, how: How) -> 
     handle, numbers, token = split_wait(op, how, args)
     cts = [ad.instantiate_zeros(c) for c in cts]
     n = len(cts) - len(token)
-    other, q = _adjoint(op, how)
+    other, other_how = _adjoint(op, how)
     arrays = cts[:n]
     if not arrays:  # templates of the cotangents of what was sent
         arrays = [compat.vary_as(jnp.zeros(x.shape, x.dtype), x) for x in how.buffers]
-    q = q._replace(buffers=(), derived=False)
-    found, *token_ct = start_p.bind(*arrays, *numbers, *cts[n:], op=other, how=q)
+    other_how = other_how._replace(buffers=(), derived=False)
+    found, *token_ct = start_p.bind(*arrays, *numbers, *cts[n:], op=other, how=other_how)
     return [
         *linear_only(handle, [found]),
         *(None for _ in numbers),

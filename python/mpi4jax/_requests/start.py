@@ -23,8 +23,9 @@ def start(call: Call) -> Request[Any]:
     op = call.op
     if isinstance(op, Receiving):
         _check_receive(op)
-    request: Request[Any] = op.initiate(begin, call.arrays + call.counts)
-    return request
+    args = call.arrays + call.counts
+    request: Request[Any] | None = op.initiate(args)
+    return begin(op, args) if request is None else request
 
 
 def _check_receive(op: Receiving) -> None:
@@ -48,7 +49,7 @@ def _bind(op: Operation, how: How, *args: Any) -> list[Any]:
 
 
 def begin(op: Operation, args: Sequence[Any]) -> Request[Any]:
-    """Initiate an operation once per dtype, by MPI's own nonblocking operation.
+    """Let the core initiate an operation, once per dtype.
 
     Its counts, if it takes some, are the last of ``args``: how many rows go to each rank, and how
     many come from each.

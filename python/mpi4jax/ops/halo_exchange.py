@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from .._compile.lowering import Lowering
 from .._compile.wire import carrier
 from .._grid import border as _border, cart as _cart, faces
 from .._op.operation import OfBlocks, T, call
-from .._requests.request import CompositeRequest, Request
+from .._requests.request import CompositeRequest
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,8 @@ class HaloExchange(OfBlocks, name="halo_exchange"):
 
         return low.locals(unpacked, avals, (cells, of_received), *xs)
 
-    def initiate(
-        self, begin: Callable[..., Request[Any]], args: Sequence[Any]
-    ) -> CompositeRequest[Any]:
-        return faces.start(self, begin, args)
+    def initiate(self, args: Sequence[Any]) -> CompositeRequest[Any]:
+        return faces.initiate(self, args)
 
     def only_for_its_result(self) -> bool:
         return True

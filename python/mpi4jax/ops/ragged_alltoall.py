@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Number
 from typing import Any
@@ -18,6 +18,7 @@ from .._op.comm import Comm, as_comm, static_int
 from .._op.operation import PLAIN, Call, How, Ragged, T, call
 from .._op.plan import Plan
 from .._requests.request import Request
+from .._requests.start import begin
 
 _WITH_COUNTS = PLAIN._replace(env_out=True)
 
@@ -35,7 +36,7 @@ class RaggedAlltoall(Ragged, name="ragged_alltoall"):
     def plan(self, how: How) -> Plan:
         return Plan("ragged_alltoall", attrs={"reverse": True} if self.adjoint else {})
 
-    def initiate(self, begin: Callable[..., Request[Any]], args: Sequence[Any]) -> Request[Any]:
+    def initiate(self, args: Sequence[Any]) -> Request[Any]:
         """Exchange the counts, which waits for all ranks, and start what sends the rows."""
         x, counts = args
         if not jax.tree.leaves(x):
@@ -138,15 +139,16 @@ def ragged_alltoall(
 
     See also: :func:`alltoallv`, whose counts are known when it is traced; :func:`alltoall`.
     """
-    return _call(x, send_counts, capacity, comm)  # type: ignore[no-any-return]
+    return _checked(x, send_counts, capacity, comm)  # type: ignore[no-any-return]
 
 
 def rows_to_owners(x: T, send_counts: Any, capacity: int, comm: Any) -> tuple[T, jax.Array]:
     """Return the same for `migrate`, whose arguments its errors name."""
-    return run(_call(x, send_counts, capacity, comm, has_owners=True))  # type: ignore[no-any-return]
+    return run(_checked(x, send_counts, capacity, comm, has_owners=True))  # type: ignore[no-any-return]
 
 
-def _call(x: Any, send_counts: Any, capacity: int, comm: Any, has_owners: bool = False) -> Any:
+def _checked(x: Any, send_counts: Any, capacity: int, comm: Any, has_owners: bool = False) -> Any:
+    """Check the arguments, and return the call."""
     c = as_comm("ragged_alltoall", comm)
     counts = _counts_of(send_counts, c)
     expected = "a number of rows, known when it is traced"

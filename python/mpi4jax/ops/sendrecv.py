@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,8 @@ from .._op.comm import as_comm, as_status
 from .._op.operation import How, Operation, SendingAndReceiving, T, call
 from .._op.packing import check_template, pack_arguments
 from .._op.plan import Plan, Result
-from .._requests.request import CompositeKind, CompositeRequest, Request
+from .._requests.request import CompositeKind, CompositeRequest
+from .._requests.start import begin
 
 
 def _received(received: Any, sent: None) -> Any:
@@ -29,9 +30,7 @@ class Sendrecv(SendingAndReceiving, name="sendrecv"):
     def transposed(self) -> Operation:
         return replace(self, **self.sent_back(), **self.received_back(), status=None)
 
-    def initiate(
-        self, begin: Callable[..., Request[Any]], args: Sequence[Any]
-    ) -> CompositeRequest[Any]:
+    def initiate(self, args: Sequence[Any]) -> CompositeRequest[Any]:
         # An error about the send buffer comes before a receive is under way.
         pack_arguments(self, args)
         sendbuf, recvbuf = args
