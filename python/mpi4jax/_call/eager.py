@@ -85,7 +85,7 @@ _OF_RUN = re.compile(
 _ERRORS = (ValueError, jax.errors.JaxRuntimeError)
 
 
-def raise_own(error: Exception) -> None:
+def raise_in_own_words(error: Exception) -> None:
     """Raise an error of the native module with its own words, and always of one type.
 
     JAX raises a ValueError if it dispatches from C++, and else a JaxRuntimeError, and puts the name
@@ -136,6 +136,7 @@ def _on_trees(op: Operation, how: How, with_token: bool = False) -> Callable[...
     return jax.jit(call)
 
 
+# One object, because `program_of` has it in its keys.
 _on_trees_with_token = functools.partial(_on_trees, with_token=True)
 
 
@@ -245,7 +246,7 @@ def run(call: Call, with_token: bool = False) -> Any:
                 return program(*args, operand)
         return _run_other(call, with_token, key)
     except _ERRORS as error:
-        raise_own(error)
+        raise_in_own_words(error)
         raise
 
 
@@ -359,7 +360,7 @@ def implementation(primitive: Primitive) -> Callable[..., Any]:
             program, operand = program_of(make, op, how._replace(operand=None), given, token)
             return _wait_if_needed(op, program(*given, operand, *token), args)
         except _ERRORS as error:
-            raise_own(error)
+            raise_in_own_words(error)
             raise
 
     return run_primitive

@@ -39,7 +39,7 @@ class Emitter:
         tokens = mlir.TokenSet({effect: self.token})
         self.ctx.set_tokens_out(self.ctx.tokens_in.update_tokens(tokens))
 
-    def local(self, f: Callable[..., Any], out: Any, *operands: Operand) -> Any:
+    def local(self, f: Callable[..., Any], out: ShapedArray, *operands: Operand) -> Any:
         """Emit ``f``, ordinary JAX code, and return its one result, which has the type ``out``."""
         (y,) = self.locals(lambda *values: [f(*values)], [out], *operands)
         return y

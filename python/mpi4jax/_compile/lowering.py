@@ -202,7 +202,7 @@ class Lowering(Emitter):
         self,
         called: str,
         *operands: Operand,
-        out: Sequence[Any] = (),
+        out: Sequence[ShapedArray] = (),
         in_place: bool | None = None,
         **attrs: Any,
     ) -> list[Any]:

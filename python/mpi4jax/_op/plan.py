@@ -53,23 +53,3 @@ class Plan:
     def keeps(self) -> bool:
         """Whether the operand is needed after the call."""
         return self.result in (Result.OPERAND, Result.SUM)
-
-
-def to_root(op: str, is_root: bool) -> Plan:
-    """Return the result on the root, and the operand elsewhere."""
-    return Plan(op) if is_root else Plan(op, Result.OPERAND)
-
-
-def to_root_or_zeros(op: str, is_root: bool) -> Plan:
-    """Return the result on the root, and zeros elsewhere: the adjoint of data from the root."""
-    return Plan(op) if is_root else Plan(op, Result.ZEROS)
-
-
-def from_root(op: str, is_root: bool) -> Plan:
-    """Read the operand on the root only."""
-    return Plan(op, sends=is_root)
-
-
-def from_root_added(op: str, is_root: bool) -> Plan:
-    """Return the adjoint of data for the root: elsewhere, the result was the rank's own operand."""
-    return Plan(op) if is_root else Plan(op, Result.SUM, sends=False)

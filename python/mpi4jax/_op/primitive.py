@@ -194,7 +194,7 @@ def first_of_batch(x: Any, dim: int | None) -> Any:
     return x if dim is None else jnp.sum(jnp.moveaxis(x, dim, 0)[:1], axis=0)
 
 
-def of_batch(numbers: Any, axis: int, ask_same: bool) -> Any:
+def common_numbers(numbers: Any, axis: int, ask_same: bool = False) -> Any:
     """Return the numbers that all elements of a batch have in common.
 
     Elements that did not take a branch of a `cond` have none. With ``ask_same``, -1 where they
@@ -272,6 +272,6 @@ def batched_operands(
 
     xs = [to_payload(x, d) for x, d in arrays]
     ask_same = op.row.is_ragged and bool(how.env_out)
-    numbers = [x if d is None else of_batch(x, d, ask_same) for x, d in numbers]
+    numbers = [x if d is None else common_numbers(x, d, ask_same) for x, d in numbers]
     one = [first_of_batch(x, d) for x, d in token]
     return [*xs, *numbers, *one], after

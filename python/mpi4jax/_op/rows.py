@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from .arguments import rank_of
-from .comm import Comm, as_comm, static_int
+from .comm import Comm, static_int
 
 Part = tuple[int, int, int]  # a rank, the first row that goes to it or comes from it, and how many
 
@@ -51,39 +50,3 @@ def side_by_side(counts: Iterable[int]) -> tuple[Part, ...]:
     ends = itertools.accumulate(counts)
     each = zip(ends, counts, strict=True)
     return tuple((rank, end - count, count) for rank, (end, count) in enumerate(each) if count)
-
-
-class ToRoot(NamedTuple):
-    """What goes where, if all ranks send the rows of an array to the root.
-
-    Attributes:
-        comm, root: the communicator and the root.
-        own, all: the number of rows of this rank, and of the root's result (elsewhere ``own``).
-        whole: the number of rows of all ranks.
-        own_parts, all_parts: the rows of this rank that go to each rank, and the rows of the root
-            that come from each.
-    """
-
-    comm: Comm
-    root: int
-    own: int
-    all: int
-    whole: int
-    own_parts: tuple[Part, ...]
-    all_parts: tuple[Part, ...]
-
-
-def to_root(op: str, counts: Any, root: Any, given: Any) -> ToRoot:
-    """Return what goes where, if all ranks send the rows of an array to the root."""
-    comm = as_comm(op, given)
-    row_counts, root = counts_of(op, "counts", counts, comm), rank_of(op, "root", root, comm)
-    own, is_root = row_counts[comm.rank], root == comm.rank
-    return ToRoot(
-        comm,
-        root,
-        own,
-        sum(row_counts) if is_root else own,
-        sum(row_counts),
-        ((root, 0, own),) if own else (),
-        side_by_side(row_counts) if is_root else (),
-    )

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
-from .._op.operation import OPERATIONS, Message
+from .._op.operation import OPERATIONS, Call, Message
 from .._op.other_names import check_call, rename
 from .request import R, Request
 from .start import start
@@ -15,15 +15,17 @@ P = ParamSpec("P")
 
 
 def nonblocking(
-    op: Callable[P, R], prepare: Callable[..., Any] | None = None
+    op: Callable[P, R],
+    prepare_with_end: Callable[..., tuple[Call, Callable[..., Any]]] | None = None,
 ) -> Callable[P, Request[R]]:
     """Return the function that starts what ``op`` does, with the same arguments but for a status,
     and returns a :class:`Request`.
 
     Args:
         op: the function of an operation.
-        prepare: for a function made of an operation: makes a call of this operation from the
-            arguments, and the function of its result that returns the result of ``op``.
+        prepare_with_end: for a function that is made of one operation: returns the call of that
+            operation, given the arguments, and the function that makes the result of ``op`` of its
+            result.
     """
     name = op.__name__
     given = inspect.signature(op)
@@ -45,9 +47,9 @@ def nonblocking(
             raise
         bound.apply_defaults()
         try:
-            if prepare is None:
+            if prepare_with_end is None:
                 return start(OPERATIONS[name].prepare(**bound.arguments))
-            prepared, end = prepare(**bound.arguments)
+            prepared, end = prepare_with_end(**bound.arguments)
             return start(prepared).then(end, name=name)
         except (TypeError, ValueError, NotImplementedError) as error:
             rename(error, name, f"i{name}")

@@ -27,11 +27,11 @@ from .._op.primitive import (
     abstract_eval,
     batched_operands,
     batched_results,
+    common_numbers,
     effect,
     first_of_batch,
     has_derivative,
     is_unbatched,
-    of_batch,
     result_avals,
     split,
 )
@@ -85,7 +85,7 @@ def _wait_batch(
 ) -> tuple[list[Any], list[Any]]:
     pairs = split_wait(op, how, list(zip(args, dims, strict=True)))
     ((handle, dim),), numbers, tokens = pairs
-    numbers = [x if d is None else of_batch(x, d, False) for x, d in numbers]
+    numbers = [x if d is None else common_numbers(x, d) for x, d in numbers]
     token = [first_of_batch(t, d) for t, d in tokens]
     token_dims = [d for _, d in tokens]
     size, axis = axis_data.size, None

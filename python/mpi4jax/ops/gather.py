@@ -10,15 +10,16 @@ from .._call.definition import define
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
 from .._op.operation import How, Rooted, T, call
-from .._op.plan import Plan, from_root_added, to_root
+from .._op.plan import Plan, Result
 
 
 @dataclass(frozen=True)
 class Gather(Rooted, name="gather"):
     def plan(self, how: How) -> Plan:
-        if self.adjoint:
-            return from_root_added("scatter", self.is_root)
-        return to_root("gather", self.is_root)
+        if not self.adjoint:
+            return Plan("gather", Result.RECEIVED if self.is_root else Result.OPERAND)
+        # The result of another rank was its operand, whose cotangent is added to what it receives.
+        return Plan("scatter") if self.is_root else Plan("scatter", Result.SUM, sends=False)
 
 
 @define(Gather)

@@ -9,16 +9,19 @@ from mpi4py import MPI
 
 from .._call.definition import define
 from .._op import rows
+from .._op.arguments import rank_of
+from .._op.comm import as_comm
 from .._op.operation import How, Rooted, T, WithParts, call
-from .._op.plan import Plan, from_root_added, to_root
+from .._op.plan import Plan, Result
 
 
 @dataclass(frozen=True)
 class Gatherv(WithParts, Rooted, name="gatherv"):
     def plan(self, how: How) -> Plan:
-        if self.adjoint:
-            return from_root_added("scatterv", self.is_root)
-        return to_root("gatherv", self.is_root)
+        if not self.adjoint:
+            return Plan("gatherv", Result.RECEIVED if self.is_root else Result.OPERAND)
+        # The result of another rank was its operand, whose cotangent is added to what it receives.
+        return Plan("scatterv") if self.is_root else Plan("scatterv", Result.SUM, sends=False)
 
 
 @define(Gatherv)
@@ -53,13 +56,16 @@ def gatherv(x: T, counts: Sequence[int], root: int = 0, *, comm: MPI.Intracomm |
 
     See also: :func:`gather`, :func:`allgatherv`, :func:`scatterv`.
     """
-    to = rows.to_root("gatherv", counts, root, comm)
+    c = as_comm("gatherv", comm)
+    row_counts = rows.counts_of("gatherv", "counts", counts, c)
+    root = rank_of("gatherv", "root", root, c)
+    own, whole, is_root = row_counts[c.rank], sum(row_counts), root == c.rank
     op = Gatherv(
-        to.comm,
-        root=to.root,
-        rows=(to.own, to.all),
-        send_parts=to.own_parts,
-        recv_parts=to.all_parts,
-        whole=to.whole,
+        c,
+        root=root,
+        rows=(own, whole if is_root else own),
+        send_parts=((root, 0, own),) if own else (),
+        recv_parts=rows.side_by_side(row_counts) if is_root else (),
+        whole=whole,
     )
     return call(op, x)

@@ -12,17 +12,18 @@ from .._diff.reductions import ReductionTangent
 from .._op.arguments import rank_of
 from .._op.comm import Reduction, as_comm, as_reduction
 from .._op.operation import How, Reducing, Rooted, T, call
-from .._op.plan import Plan, Result, from_root_added, to_root
+from .._op.plan import Plan, Result
 
 
 @dataclass(frozen=True)
 class Reduce(Reducing, Rooted, name="reduce"):
     def plan(self, how: How) -> Plan:
         if not self.adjoint:
-            return to_root("reduce", self.is_root)
+            return Plan("reduce", Result.RECEIVED if self.is_root else Result.OPERAND)
         if self.is_root:
             return Plan("bcast", Result.OPERAND)
-        return from_root_added("bcast", self.is_root)
+        # The result of another rank was its operand, whose cotangent is added to what it receives.
+        return Plan("bcast", Result.SUM, sends=False)
 
     def tangent(self, r: ReductionTangent) -> Any:
         share = r.product_of_others() if r.name == "PROD" else r.share_of_extremum(r.extremum())

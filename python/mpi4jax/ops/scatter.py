@@ -10,15 +10,16 @@ from .._call.definition import define
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
 from .._op.operation import How, Rooted, T, call
-from .._op.plan import Plan, from_root, to_root_or_zeros
+from .._op.plan import Plan, Result
 
 
 @dataclass(frozen=True)
 class Scatter(Rooted, name="scatter"):
     def plan(self, how: How) -> Plan:
-        if self.adjoint:
-            return to_root_or_zeros("gather", self.is_root)
-        return from_root("scatter", self.is_root)
+        if not self.adjoint:
+            return Plan("scatter", sends=self.is_root)
+        # The operand of another rank was not read.
+        return Plan("gather", Result.RECEIVED if self.is_root else Result.ZEROS)
 
 
 @define(Scatter)

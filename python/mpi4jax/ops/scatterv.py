@@ -9,16 +9,19 @@ from mpi4py import MPI
 
 from .._call.definition import define
 from .._op import rows
+from .._op.arguments import rank_of
+from .._op.comm import as_comm
 from .._op.operation import How, Rooted, T, WithParts, call
-from .._op.plan import Plan, from_root, to_root_or_zeros
+from .._op.plan import Plan, Result
 
 
 @dataclass(frozen=True)
 class Scatterv(WithParts, Rooted, name="scatterv"):
     def plan(self, how: How) -> Plan:
-        if self.adjoint:
-            return to_root_or_zeros("gatherv", self.is_root)
-        return from_root("scatterv", self.is_root)
+        if not self.adjoint:
+            return Plan("scatterv", sends=self.is_root)
+        # The operand of another rank was not read.
+        return Plan("gatherv", Result.RECEIVED if self.is_root else Result.ZEROS)
 
 
 @define(Scatterv)
@@ -57,13 +60,16 @@ def scatterv(x: T, counts: Sequence[int], root: int = 0, *, comm: MPI.Intracomm 
 
     See also: :func:`scatter`, :func:`gatherv`.
     """
-    to = rows.to_root("scatterv", counts, root, comm)  # the other way round
+    c = as_comm("scatterv", comm)
+    row_counts = rows.counts_of("scatterv", "counts", counts, c)
+    root = rank_of("scatterv", "root", root, c)
+    own, whole, is_root = row_counts[c.rank], sum(row_counts), root == c.rank
     op = Scatterv(
-        to.comm,
-        root=to.root,
-        rows=(to.all, to.own),
-        send_parts=to.all_parts,
-        recv_parts=to.own_parts,
-        whole=to.whole,
+        c,
+        root=root,
+        rows=(whole if is_root else own, own),
+        send_parts=rows.side_by_side(row_counts) if is_root else (),
+        recv_parts=((root, 0, own),) if own else (),
+        whole=whole,
     )
     return call(op, x)
