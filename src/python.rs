@@ -130,14 +130,17 @@ mod _native {
         Op::TABLE.iter().map(row).collect::<Value>().to_string()
     }
 
-    /// All data types, in JSON: the names of the reductions that they have, the type that they have to be converted to for an
-    /// operation, and the type that they are reduced as.
+    /// All data types, in JSON: the reductions that they have, the type that they have to be converted to for an operation,
+    /// and the type that they are reduced as.
     #[pyfunction]
     fn dtypes_table() -> String {
         let row = |name, dtype: Dtype, carrier: Option<Dtype>| {
+            let reduced = dtype.wider().unwrap_or(dtype);
             json!({
                 "name": name,
-                "reductions": dtype.wider().unwrap_or(dtype).reductions(),
+                "has_arithmetic": reduced.has_arithmetic(),
+                "is_ordered": reduced.is_ordered(),
+                "has_bits": dtype.has_bits(),
                 "carrier": carrier.map(Dtype::name),
                 "reduced_as": dtype.wider().map(Dtype::name),
             })

@@ -47,15 +47,6 @@ reductions! {
     Maxloc "MAXLOC" is_ordered;
 }
 
-impl Dtype {
-    /// The names of the reductions that make sense for its values: MPI's, and `MEAN`, the sum divided by the number of ranks.
-    pub fn reductions(self) -> Vec<&'static str> {
-        let allowed = Builtin::ALL.iter().filter(|reduction| reduction.allows(self));
-        let has_mean = self.has_arithmetic() && !self.has_bits(); // integers cannot be divided exactly
-        allowed.map(|reduction| reduction.name()).chain(has_mean.then_some("MEAN")).collect()
-    }
-}
-
 /// What an operation reduces with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
@@ -141,7 +132,5 @@ mod tests {
         assert!(!Builtin::Sum.allows(Dtype::Bool));
         assert!(!Builtin::Band.allows(Dtype::Float32));
         assert!(Builtin::Prod.allows(Dtype::Bfloat16));
-        assert_eq!(Dtype::Complex64.reductions(), ["SUM", "PROD", "MEAN"]);
-        assert!(!Dtype::Int32.reductions().contains(&"MEAN"));
     }
 }

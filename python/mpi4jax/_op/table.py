@@ -60,6 +60,24 @@ class Dtype(NamedTuple):
     reduced_as: str | None
 
 
+def _dtype(
+    name: str,
+    has_arithmetic: bool,
+    is_ordered: bool,
+    has_bits: bool,
+    carrier: str | None,
+    reduced_as: str | None,
+) -> Dtype:
+    """Return a row of dtypes, given the groups of reductions that the native module has for it."""
+    reductions = [
+        *(("SUM", "PROD") if has_arithmetic else ()),
+        *(("MEAN",) if has_arithmetic and not has_bits else ()),
+        *(("MAX", "MIN", "MAXLOC", "MINLOC") if is_ordered else ()),
+        *(("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR") if has_bits else ()),
+    ]
+    return Dtype(name, tuple(reductions), carrier, reduced_as)
+
+
 # In alphabetical order.
 ROWS = {row["name"]: Row(**row) for row in json.loads(_native.ops_table())}
-DTYPES = {row["name"]: Dtype(**row) for row in json.loads(_native.dtypes_table())}
+DTYPES = {row["name"]: _dtype(**row) for row in json.loads(_native.dtypes_table())}
