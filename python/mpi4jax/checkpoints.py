@@ -33,7 +33,7 @@ __all__ = ["AsyncCheckpointer", "latest", "load", "save"]
 
 
 class _Save:
-    """A checkpoint that is being saved. All its methods are collective, except `write`."""
+    """A checkpoint that is being saved. Its methods are collective, except `write` and `leave`."""
 
     def __init__(self, path: Any, tree: Any, layouts: Any, keep: Any, comm: MPI.Intracomm):
         self.path, self.keep = path, keep
@@ -150,7 +150,7 @@ def save(
             ``run/300``. The checkpoints in ``run`` with the ``keep`` largest numbers are kept; the
             others are removed when this one is complete. By default, all are kept.
         mesh: :class:`mpi4jax.Mesh` of the `PartitionSpec`; by default the mesh of ``with mesh:``.
-        comm: communicator of the ranks; by default the mesh's communicator, or a clone of
+        comm: communicator of the ranks; by default the mesh's communicator, or a duplicate of
             ``COMM_WORLD``.
 
     Returns:
@@ -331,7 +331,7 @@ def latest(directory: str | os.PathLike[str], *, comm: MPI.Intracomm | None = No
     Args:
         directory: parent directory of the checkpoints, such as ``run`` for ``run/100`` and
             ``run/200``.
-        comm: communicator of the ranks; by default a clone of ``COMM_WORLD``.
+        comm: communicator of the ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         The path of the complete checkpoint with the largest number, the same on all ranks, or None.

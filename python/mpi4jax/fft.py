@@ -72,7 +72,7 @@ def fftn(
             dropped, or are zero. If the number is even, the highest frequency has the sum of both
             signs.
         natural: whether the spectrum has the layout of the array, which costs one more exchange.
-        comm: communicator; by default the communicator of the sharding's mesh, or a clone of
+        comm: communicator; by default the communicator of the sharding's mesh, or a duplicate of
             ``COMM_WORLD``.
 
     Returns:
@@ -244,6 +244,12 @@ def spectral_layout(
         axes, s, modes, natural: as for :func:`fftn`.
         real: whether the spectrum was computed by :func:`rfftn`.
 
+    Returns:
+        The layout, whose shape is the global shape of the spectrum.
+
+    Raises:
+        TypeError, ValueError: as for :func:`fftn`.
+
     Example:
         >>> import mpi4jax.notoken as mpi4jax
         >>> mpi4jax.fft.spectral_layout(mpi4jax.Layout((8, 8, 8), {0: 4}), real=True)
@@ -288,7 +294,7 @@ def frequencies(
         >>> import mpi4jax.notoken as mpi4jax
         >>> slabs = mpi4jax.Layout((4, 6), {0: mpi4jax.default_comm().size})
         >>> kx, ky = mpi4jax.fft.frequencies(slabs, d=(1 / 4, 1 / 6), real=True)
-        >>> [int(k) for k in kx[:, 0]]  # the spectrum is cut along the other axis
+        >>> [int(k) for k in kx[:, 0]]  # the other axis is decomposed
         [0, 1, -2, -1]
 
     See also: :func:`jax.numpy.fft.fftfreq`, :func:`jax.numpy.fft.rfftfreq`.
@@ -386,7 +392,11 @@ def idctn(
         type, axes, norm, natural, comm: as for :func:`dctn`.
 
     Returns:
-        This rank's block of the array.
+        This rank's block of the array, of shape ``layout.block_shape(rank)``, with the leading axes
+        and the dtype of ``y``; at least float32.
+
+    Raises:
+        TypeError, ValueError: as for :func:`dctn`.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -417,7 +427,7 @@ def dstn(
         norm: as for :func:`dctn`.
 
     Returns:
-        This rank's block of the coefficients. The first coefficient belongs to the longest wave.
+        As from :func:`dctn`. The first coefficient belongs to the longest wave.
 
     Raises:
         TypeError, ValueError: as for :func:`dctn`.
@@ -445,6 +455,10 @@ def idstn(
         type, axes, norm, natural, comm: as for :func:`dstn`.
 
     Returns:
-        This rank's block of the array.
+        This rank's block of the array, of shape ``layout.block_shape(rank)``, with the leading axes
+        and the dtype of ``y``; at least float32.
+
+    Raises:
+        TypeError, ValueError: as for :func:`dctn`.
     """
     return Cosine("idstn", layout, axes, norm, natural, comm, type=type, sine=True).run(y, True)

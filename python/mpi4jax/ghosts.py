@@ -24,7 +24,8 @@ from .ops import alltoallv, ialltoallv
 
 __all__ = ["Plan"]
 
-# How many times more integers than ids an interval may have for each rank to store a part of it.
+# Each rank stores a part of the interval of all ids, unless the interval is this many times as long
+# as the number of ids.
 SPARSE = 4
 
 
@@ -66,8 +67,9 @@ def _as_ids(name: str, given: Any, rank: int) -> Ids:
 class _Directory:
     """The owner of each id. The rank that stores an entry follows from the id alone.
 
-    If the ids of all ranks fill a good part of an interval, each rank stores a part of the
-    interval. Ranks that own consecutive ids then send entries to themselves and to neighbors.
+    If the ids of all ranks fill at least ``1 / SPARSE`` of an interval, each rank stores a part of
+    the interval, and ranks that own consecutive ids send entries to themselves and to neighbors.
+    Otherwise, a hash of the id gives the rank.
     """
 
     def __init__(self, comm: MPI.Intracomm, by: Rendezvous, owned: Ids):
@@ -225,7 +227,7 @@ class Plan(Uncopied):
             "'owned_ids' and 'needed_ids', from which all ranks together make a ghosts.Plan again"
         )
 
-    # ---- What is done before a message is sent, and after it was received
+    # ---- Before a message is sent, and after it has been received
 
     def _checked(self, name: str, argument: str, x: Any, rows: int) -> Any:
         def check(leaf: Any) -> jax.Array:
@@ -272,7 +274,7 @@ class Plan(Uncopied):
         (received,) = rows.values()
         return jax.tree.map(lambda v, r: _sum_into(v, self._sent_rows, r), own, received)
 
-    # ---- What users call
+    # ---- Public methods
 
     def fill(self, x: T) -> T:
         """Return the rows that this rank needs, from their owners. Collective.
@@ -337,7 +339,7 @@ class Plan(Uncopied):
 
 
 def _for_all(counts: dict[int, int], size: int) -> Ids:
-    """Return the counts of all ranks."""
+    """Return an array with one count per rank, zero for ranks that are not in ``counts``."""
     each = np.zeros(size, np.int64)
     each[[*counts]] = [*counts.values()]
     return each

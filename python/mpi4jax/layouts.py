@@ -53,7 +53,7 @@ def redistribute(
             :class:`mpi4jax.sharding.NamedSharding` with the global shape.
         target: the new layout, of the same global shape. Ghost cells of a ``grids.Block`` are
             zero; :func:`halo_exchange` fills them.
-        comm: communicator; by default the one of ``source`` or ``target``, or a clone of
+        comm: communicator; by default the one of ``source`` or ``target``, or a duplicate of
             ``COMM_WORLD``.
 
     Returns:

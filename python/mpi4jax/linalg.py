@@ -56,12 +56,13 @@ def norm(x: Any, *, comm: MPI.Intracomm | None = None, reproducible: bool = Fals
     Args:
         x: this rank's elements, in an array of any shape, which may differ between ranks; or a
             pytree of arrays.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
         reproducible: whether the bits of the result must not depend on how the vector is
             distributed.
 
     Returns:
-        The norm, the same on all ranks; at least float32. Its derivative at zero is zero.
+        The norm, a real scalar of at least float32, the same on all ranks. Its derivative at zero
+        is zero.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -82,12 +83,13 @@ def vdot(
         a: this rank's elements of the first vector, in an array of any shape, which may differ
             between ranks; or a pytree of arrays.
         b: this rank's elements of the second vector, with the shapes of ``a``.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
         reproducible: whether the bits of the result must not depend on how the vectors are
             distributed.
 
     Returns:
-        The product, the same on all ranks; at least float32.
+        The product, a scalar of the promoted dtype of ``a`` and ``b``, at least float32, the same
+        on all ranks.
 
     Raises:
         ValueError: if ``b`` does not have the shapes of ``a``.
@@ -148,8 +150,8 @@ def block_jacobi(blocks: Any) -> Callable[[Any], Any]:
         flat, tree = ravel_pytree(v)
         if flat.size != rows:
             raise ValueError(
-                f"block_jacobi: the blocks have {rows} rows on this rank; expected a vector of as "
-                f"many elements, got {flat.size}"
+                f"block_jacobi: the blocks have {rows} rows on this rank; expected a vector of "
+                f"{rows} elements, got {flat.size}"
             )
         parts = flat.astype(jnp.promote_types(flat.dtype, inverse.dtype))
         out = jnp.einsum("kij,kj->ki", inverse, parts.reshape(inverse.shape[:2]))
@@ -159,7 +161,7 @@ def block_jacobi(blocks: Any) -> Callable[[Any], Any]:
 
 
 def _space(op: str, comm: MPI.Intracomm | None, reproducible: bool, **fewer: bool) -> Space:
-    """Return the space of a method that may take fewer reductions."""
+    """Return the inner products of a method that has a variant with fewer reductions."""
     if reproducible and any(fewer.values()):
         raise ValueError(
             f"{op}: arguments '{next(iter(fewer))}' and 'reproducible' are both True; a "
@@ -204,7 +206,7 @@ def cg(
             mode also for the transposed equation. It runs in :func:`jax.debug.callback`, and may
             communicate through mpi4py, on a communicator of its own;
             :func:`jax.effects_barrier` waits for all calls.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
         reproducible: whether the bits of the result must not depend on how the vectors are
             distributed.
         pipelined: whether to take one reduction per iteration, which overlaps ``A`` and ``M``
@@ -393,7 +395,7 @@ def lsmr(
         maxiter: maximum number of iterations, by default 10 times the number of elements of the
             solution on all ranks.
         monitor: as for :func:`cg`, but called with ``norm(g)``.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
         reproducible: whether the bits of the result must not depend on how the vectors are
             distributed, provided that the bits of ``A`` and of its adjoint do not. The adjoint adds
             the contributions of other ranks last, so interface elements with three or more terms
@@ -479,7 +481,7 @@ def lsmr(
 
     @minimum.defjvp
     def of_tangents(primals: Any, tangents: Any) -> Any:
-        """Return the gradient of the minimized function stays zero."""
+        """Differentiate the condition that the gradient of the minimized function is zero."""
         x, info = minimum(*primals)
 
         def gradient(given: Vector, *closed: Any) -> Vector:

@@ -19,10 +19,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from ._numerics.arrays import T, as_array
-from ._numerics.base import OfWholeArrays, current, of_whole_arrays
+from ._numerics.base import of_whole_arrays
 from ._numerics.named_sharding import NamedSharding, as_sharding, is_sharding
 from ._spmd.mesh import Mesh
 from ._spmd.shard_map import shard_map as _shard_map
+from ._spmd.whole import jit as jit
 
 __all__ = [
     "Mesh",
@@ -274,34 +275,6 @@ def with_sharding_constraint(x: T, shardings: Any) -> T:
     return device_put(x, shardings)
 
 
-def jit(
-    fun: Callable[..., Any] | None = None,
-    /,
-    *,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    **how: Any,
-) -> Any:
-    """Compile a function of global arrays with `jax.jit`.
-
-    Args:
-        fun, how: as for `jax.jit`; without a function, a decorator is returned.
-        in_shardings, out_shardings: only :func:`global_shard_map` and :func:`mpi4jax.shard_map`
-            distribute work over ranks, and each rank has the global arrays whole. If a sharding is
-            given, the ranks of its mesh compare the arguments. Arguments that differ, such as
-            blocks, give a warning when the function is first called, and an error with
-            `MPI4JAX_CHECK=1`.
-    """
-    if fun is None:
-        return functools.partial(jit, in_shardings=in_shardings, out_shardings=out_shardings, **how)
-    shardings = jax.tree.leaves((in_shardings, out_shardings), is_leaf=is_sharding)
-    meshes = [given.mesh for given in shardings if isinstance(given, NamedSharding)]
-    function = jax.jit(fun, **how)
-    if not shardings:
-        return function
-    return OfWholeArrays(function, lambda: meshes[0] if meshes else current())
-
-
 @overload
 def global_shard_map(
     f: Callable[Args, Result],
@@ -377,7 +350,7 @@ def global_shard_map(
             if any(n % layout.parts(axis) for axis, n in enumerate(layout.shape)):
                 raise ValueError(
                     f"global_shard_map: an argument has shape {layout.shape}; expected axes that "
-                    f"{spec} cuts into equal blocks on {mesh!r}. For other lengths, call "
+                    f"{spec} partitions into equal blocks on {mesh!r}. For other lengths, call "
                     "mpi4jax.shard_map with the blocks of mpi4jax.sharding.cut(..., pad=True)"
                 )
             return sharding.cut(x)

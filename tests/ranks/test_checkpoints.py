@@ -328,7 +328,7 @@ def test_errors(folder):
     (folder / "other").mkdir(exist_ok=True)
     (folder / "other" / f"file{RANK}").write_text("")
     COMM.Barrier()
-    with raises(FileExistsError, "other exists, and is no checkpoint"):
+    with raises(FileExistsError, "other, which exists and is not a checkpoint"):
         save(x, path="other")
 
 

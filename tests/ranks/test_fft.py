@@ -299,7 +299,7 @@ WRONG = [
     (
         lambda: fft.spectral_layout(Layout((3,), {0: 2})),
         ValueError,
-        "'layout' cuts the only axis",
+        "'layout' decomposes the only axis",
     ),
     (
         lambda: fft.frequencies(Layout((3, 4)), d=(1.0,)),

@@ -327,6 +327,14 @@ def test_blocks_for_whole_arrays_of_a_compiled_function_are_noticed(has_mesh, ch
     assert all("sharding.jit: argument [1] of 'gradient_blocks" in text for text in words), words
 
 
+@pytest.mark.parametrize("none", [{}, {"in_shardings": None, "out_shardings": (None,)}], ids=str)
+def test_a_function_without_shardings_compares_nothing(none, monkeypatch):
+    """It is a function of `jax.jit`, also in a `with mesh:`."""
+    monkeypatch.setenv("MPI4JAX_CHECK", "1")
+    with MESH:
+        assert mpi4jax.sharding.jit(lambda x: 2 * x, **none)(RANK) == 2 * RANK
+
+
 # ---- Blocks that are padded to one length
 
 

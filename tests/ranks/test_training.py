@@ -113,7 +113,7 @@ def test_specs_of_optimizer_states():
 def test_steps_with_clipping_are_those_of_one_process(sharded):
     """AdamW, clipped: parameters are sharded over `data`, the layer's units over `model`."""
     params = parameters()
-    x, y = jax.random.normal(jax.random.key(5), (2, 8, 8))
+    x, y = jax.random.normal(jax.random.key(5), (2, 4 * SIZE, 8))
     optimizer = optax.adamw(1e-2)
     of_model = {"in": P(None, "model"), "out": [P("model")], "b": P(), "s": P()}
     specs = of_model

@@ -5,7 +5,11 @@ docs/architecture.md lists the layers, from the top to the bottom.
 
 import ast
 import importlib
+import os
 import re
+import shutil
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -93,17 +97,14 @@ NUMERICS = (
 # The module through which they import what is private to the core, and all that it may import.
 BASE = PACKAGE / "_numerics" / "base.py"
 _ARGUMENTS = "errors name the function and the argument, in the words of the operations' errors"
-_WHOLE = "comparisons between ranks stop inside of a `shard_map`, of which only the core knows"
 PRIVATE = {
-    "OfWholeArrays": _WHOLE,
     "Uncopied": "a copy of what holds a communicator is the object itself, as for a `Mesh`",
-    "array_type": "JAX's internals are touched in `_jax` alone",
     "as_arrays": _ARGUMENTS,
     "as_comm": "`default_comm()` tells the watchdog that the program may use the communicator",
     "cart": "arguments `cart`, `axes` and `width` mean the same as for `halo_exchange`",
     "current": "a `PartitionSpec` means the mesh of the program's `with mesh:`",
     "fail_at_exit": "Python ends with status 0 if a function called at exit raises an error",
-    "of_whole_arrays": _WHOLE,
+    "of_whole_arrays": "only the core knows whether a call is inside of a `shard_map`",
     "rank_of": _ARGUMENTS,
     "static_int": _ARGUMENTS,
     "waits_in": "reports of the watchdog name the function in which a rank waits",
@@ -122,9 +123,13 @@ def imported(path):
                 yield ".".join([*base, *filter(None, [node.module])]), alias.name
 
 
-def test_the_numerics_import_public_names_of_the_core():
+def files_of_the_numerics():
     files = [PACKAGE / f"{name}.py" for name in NUMERICS]
-    files += [f for f in (PACKAGE / "_numerics").glob("*.py") if f.stem != "__init__"]
+    return files + [f for f in (PACKAGE / "_numerics").glob("*.py") if f.stem != "__init__"]
+
+
+def test_the_numerics_import_public_names_of_the_core():
+    files = files_of_the_numerics()
     numerics = {".".join(["mpi4jax", *f.relative_to(PACKAGE).with_suffix("").parts]) for f in files}
     doors = [mpi4jax.notoken, *(importlib.import_module(f"mpi4jax.{name}") for name in NUMERICS)]
     public = [getattr(door, name) for door in doors for name in door.__all__]
@@ -140,3 +145,52 @@ def test_the_numerics_import_public_names_of_the_core():
             uses += 1
     assert uses > 40
     assert {name for _, name in imported(BASE)} == {*PRIVATE}
+
+
+# The core offers the names of the numerics beside its own, and does nothing else with them.
+OFFERING = {"_common.py", "notoken.py", "__init__.py", "_tokens/functions.py"}
+EMPTY = "def __getattr__(name):\n    return lambda: None\n"
+WITHOUT_THE_NUMERICS = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from mpi4py import MPI
+
+import mpi4jax.notoken as mpi4jax
+
+assert mpi4jax.__file__.startswith({directory!r})
+comm = MPI.COMM_SELF
+x = jnp.arange(4.0)
+squares = jax.jit(jax.grad(lambda x: mpi4jax.allreduce(x**2, comm=comm).sum()))
+np.testing.assert_array_equal(squares(x), 2 * x)
+np.testing.assert_array_equal(mpi4jax.sendrecv(x, x, 0, 0, comm=comm), x)
+np.testing.assert_array_equal(mpi4jax.wait(mpi4jax.iallgather(x, comm=comm)), [x])
+cart = comm.Create_cart([1], periods=[True])
+np.testing.assert_array_equal(mpi4jax.halo_exchange(x, cart), [2, 1, 2, 1])
+mesh = mpi4jax.Mesh(comm=comm)
+total = mpi4jax.shard_map(
+    lambda x: jax.lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P()
+)
+np.testing.assert_array_equal(jax.jit(total)(x), x)
+"""
+
+
+def test_the_core_works_without_the_numerics(tmp_path):
+    """Each of their files is replaced by an empty one, which has every name."""
+    numerics = [f.relative_to(PACKAGE) for f in files_of_the_numerics()]
+    theirs = {place(path.with_suffix("").parts) for path in numerics}
+    for path in {f.relative_to(PACKAGE) for f in FILES} - {*numerics}:
+        uses = imports((PACKAGE / path).read_text(), PACKAGE / path) & theirs
+        assert not uses or str(path) in OFFERING, f"{path} imports {uses}"
+
+    copy = tmp_path / "mpi4jax"
+    shutil.copytree(Path(mpi4jax.__file__).parent, copy, ignore=shutil.ignore_patterns("__pyc*"))
+    for path in numerics:
+        (copy / path).write_text(EMPTY)
+    program = tmp_path / "program.py"
+    program.write_text(WITHOUT_THE_NUMERICS.format(directory=str(copy)))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

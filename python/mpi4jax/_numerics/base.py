@@ -7,7 +7,6 @@ The modules here, and the public ones above, import nothing else that is private
 from __future__ import annotations
 
 from .._grid import cart as cart
-from .._jax.compat import array_type as array_type
 from .._job.abort import fail_at_exit as fail_at_exit
 from .._op.arguments import rank_of as rank_of
 from .._op.comm import (
@@ -18,4 +17,4 @@ from .._op.comm import (
 )
 from .._op.packing import as_arrays as as_arrays
 from .._spmd.mesh import current as current
-from .._spmd.whole import OfWholeArrays as OfWholeArrays, of_whole_arrays as of_whole_arrays
+from .._spmd.whole import of_whole_arrays as of_whole_arrays

@@ -23,12 +23,12 @@ Halves = tuple[int, int]
 
 
 def number(*words: object) -> int:
-    """Return 64 bits that follow from the words, the same in each process."""
+    """Return a hash of 64 bits, which is the same in all processes."""
     return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big")
 
 
 def _value(intervals: Iterable[tuple[int, int]]) -> int:
-    """Return the value of a block's polynomial, without factors that all blocks have."""
+    """Return the value of a block's polynomial, times ``x - 1`` for each axis: common factors."""
     product = 1
     for axis, (start, stop) in enumerate(intervals):
         x = number("point", axis) % _PRIME
@@ -37,7 +37,7 @@ def _value(intervals: Iterable[tuple[int, int]]) -> int:
 
 
 def halves(window: Sequence[slice]) -> Halves:
-    """Return the summands of a block."""
+    """Return the halves of the value of a block, which ranks add up."""
     value = _value((s.start, s.stop) for s in window)
     return value & (2**32 - 1), value >> 32
 
@@ -56,8 +56,7 @@ def sums(starts: Any, stops: Any) -> Halves:
 
 
 def is_exact(low: int, high: int, shape: Sequence[int]) -> bool:
-    """Whether the blocks cover an array of a shape, given the sums of the halves of their
-    values."""
+    """Return whether the blocks cover an array exactly once, given the sums of their halves."""
     return (low + (high << 32)) % _PRIME == _value((0, n) for n in shape)
 
 

@@ -23,7 +23,7 @@ class Directory:
     """An open directory. Use it in a `with` statement, which closes it.
 
     Attributes:
-        path: for words of errors only.
+        path: path of the directory, used only in error messages.
     """
 
     def __init__(self, descriptor: int, path: Path):
@@ -47,7 +47,7 @@ class Directory:
 
     @contextlib.contextmanager
     def _named(self, *names: str) -> Iterator[int]:
-        """Yield the descriptor; an error has the whole path."""
+        """Yield the descriptor of the directory. Errors get the whole path of the first name."""
         for name in names:
             if name in ("", ".", "..") or "/" in name or "\0" in name:
                 raise OSError(f"checkpoints: {name!r} is not the name of a file in {self.path}")
@@ -86,7 +86,7 @@ class Directory:
         return file
 
     def read(self, name: str, limit: int) -> bytes:
-        """Return what a file holds.
+        """Return the contents of a file.
 
         Raises:
             OSError: if the file has more than `limit` bytes.
@@ -113,7 +113,7 @@ class Directory:
                 return self._regular(name, os.open(name, flags, dir_fd=here)), False
 
     def is_at(self, name: str, file: int) -> bool:
-        """Whether a name still refers to an open file."""
+        """Return whether a name still refers to an open file."""
         try:
             with self._named(name) as here:
                 found = os.stat(name, dir_fd=here, follow_symlinks=False)
@@ -157,5 +157,5 @@ class Directory:
             os.replace(name, other, src_dir_fd=here, dst_dir_fd=here)
 
     def sync(self) -> None:
-        """Let the names in the directory be on the disk."""
+        """Wait until the entries of the directory are on the disk."""
         os.fsync(self._descriptor)

@@ -47,14 +47,14 @@ class Array(NamedTuple):
     """An array of the tree, and where this rank's part of it lies in the global array.
 
     Attributes:
-        name: its place in the pytree.
-        leaf: what is there.
-        dtype: of what is stored.
-        layout: as in the arguments.
+        name: path of the array in the pytree, such as ``['x']``.
+        leaf: the array, key or number itself.
+        dtype: name of the dtype of the stored data.
+        layout: layout of the array, as in the arguments.
         whole: shape of the global array. Along an axis that joins ranks it is this rank's length
             until all have exchanged theirs.
         window: this rank's block in it.
-        inner: the block in what the rank has.
+        inner: the block in this rank's array, which may have ghost cells.
         writes: whether this rank writes the block. Several ranks may have a copy of it.
     """
 
@@ -165,7 +165,7 @@ def _module_of(op: str) -> str:
 
 
 def path_of(op: str, path: Any) -> Path:
-    """Return an argument as a path."""
+    """Return argument 'path' as a :class:`Path`."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
             f"{op}: argument 'path' must be a path, got {type(path).__name__}; the path comes "
@@ -175,7 +175,7 @@ def path_of(op: str, path: Any) -> Path:
 
 
 def waiting(op: str, comm: MPI.Intracomm) -> contextlib.AbstractContextManager[None]:
-    """Let reports name the function in which a rank waits."""
+    """Return a context manager: reports of the watchdog name the function in which a rank waits."""
     return waits_in(as_comm(op, comm), f"{_module_of(op)}.{op}")
 
 
@@ -218,7 +218,10 @@ def _agree(
 
 
 def of_first(op: str, comm: MPI.Intracomm, f: Callable[[], T]) -> T:
-    """Return what a function returns on rank 0, on all ranks. If it raises an error, all do."""
+    """Call a function on rank 0, and return its result on all ranks.
+
+    If it raises an error, all ranks raise an error of that type.
+    """
     failed: Exception | None = None
     result: Any = None
     if comm.Get_rank() == 0:
@@ -234,7 +237,7 @@ def of_first(op: str, comm: MPI.Intracomm, f: Callable[[], T]) -> T:
 
 
 def _words(a: Array) -> str:
-    """Return what must be the same of an array on all ranks."""
+    """Describe the properties of an array that must be the same on all ranks."""
     axis = a.layout if isinstance(a.layout, int) else None
     shape = ", ".join("*" if k == axis else str(n) for k, n in enumerate(a.whole))
     joined = "" if axis is None else f", joined along axis {axis}"

@@ -44,7 +44,7 @@ def host_solve(
             closes over; by default, there are derivatives with respect to ``b`` only.
         transpose_solve: function like ``solve`` for the transposed equation, needed in reverse
             mode. If the operator is symmetric, pass ``solve``.
-        comm: communicator of the ranks that call it; by default a clone of ``COMM_WORLD``.
+        comm: communicator of the ranks that call it; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         This rank's elements of the solution, with the shapes and dtypes of ``b``.

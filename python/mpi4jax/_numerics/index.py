@@ -1,8 +1,8 @@
 """The index of a checkpoint: its arrays, and which file has which block.
 
 Arrays with the same shape and the same blocks on all ranks share a table of blocks, so that the
-index has some tables, and a line for each array. All of the index follows one schema, which
-`decode` checks: whoever has an `Index` may rely on it.
+index has a few tables, and one entry per array. `decode` checks the whole index against one schema,
+so that code that gets an `Index` may rely on the schema.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import cover
 
 FORMAT = "mpi4jax checkpoint, version 2"
 LARGEST = 2**27  # bytes of an index: 100,000 ranks with 20 tables have 10**8
-_LARGEST_TILE = 2**22  # elements: whoever reads a part of a tile reads all of it
+_LARGEST_TILE = 2**22  # elements; a tile is read as a whole, even if only a part of it is needed
 _MOST_AXES = 64  # of an array of NumPy
 
 _NUMBERS = (
@@ -39,7 +39,7 @@ Window = tuple[slice, ...]
 
 
 class Damaged(Exception):
-    """The index does not follow the schema; the words say where."""
+    """The index does not follow the schema; the message says where."""
 
 
 def tiles(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
@@ -52,7 +52,7 @@ def tiles(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
 
 
 def tile_windows(shape: tuple[int, ...]) -> Iterator[Window]:
-    """The windows of the tiles in a block, in the order in which a file has them."""
+    """Yield the windows of the tiles in a block, in the order in which a file has them."""
     tile, _ = tiles(shape)
     ranges = (range(0, n, size) for n, size in zip(shape, tile, strict=True))
     for starts in itertools.product(*ranges):
@@ -152,7 +152,7 @@ def folder_number(name: str) -> int | None:
 
 
 def encode(index: Index) -> bytes:
-    """Return what a file of the index holds: an object in JSON, which ends with a checksum."""
+    """Return the contents of the index's file: an object in JSON, which ends with a checksum."""
     content = {
         "format": FORMAT,
         "identity": index.identity,

@@ -2,8 +2,8 @@
 
 A method takes a residual, and returns a correction of the solution, the number of its iterations,
 and a :class:`Reason` or zero. :func:`solved` calls the method until the true residual, not the one
-that the method updates by recurrence, is small, or gets no smaller. Vectors are flat, and have at
-least 32 bits a number.
+that the method updates by recurrence, is small, or gets no smaller. Vectors have one axis, and a
+dtype of at least float32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from mpi4py import MPI
 
 from ..ops import allreduce
 from .arrays import as_array
-from .base import as_comm
 from .space import Space, Vector
 
 Operator = Callable[[Vector], Vector]
@@ -80,9 +79,10 @@ class Limits(NamedTuple):
 
     Attributes:
         square: square of the norm below which the solve has converged.
-        most: the number of iterations.
-        progress: factor by which the square of the residual has to fall; otherwise the solve stops.
-        report: called with the number of an iteration and the square of the residual's norm.
+        most: maximum number of iterations.
+        progress: the solve stops unless each correction reduces the square of the residual norm
+            below ``progress`` times its last value.
+        report: called with the number of an iteration and the square of the residual norm.
     """
 
     square: jax.Array
@@ -105,13 +105,15 @@ def most_iterations(space: Space, maxiter: int | None, size: int) -> jax.Array:
     """Return ``maxiter``, by default 10 times the number of elements on all ranks."""
     if maxiter is not None:
         return jnp.asarray(maxiter, jnp.int32)
-    room = (2**31 - 1) // 10 // as_comm("linalg", space.comm).size
+    room = (2**31 - 1) // 10 // space.comm.Get_size()
     return 10 * allreduce(jnp.asarray(min(size, room), jnp.int32), comm=space.comm)
 
 
 def scale_of(space: Space, b: Vector) -> jax.Array:
-    """Return a power of two of the size of the largest element: squares neither overflow nor
-    vanish."""
+    """Return a power of two near the largest absolute value of all ranks.
+
+    Squares of the elements of a vector that is divided by it neither overflow nor vanish.
+    """
     mine = jnp.max(jnp.abs(b), initial=0)
     largest = allreduce(mine, op=MPI.MAX, comm=space.comm)
     exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
@@ -134,10 +136,11 @@ def solved(measure: Measure, method: Method, x: Vector, limits: Limits) -> Solut
     """Apply corrections by a method until the residual is small.
 
     Args:
-        measure: gives the residual of a vector, and the square of the norm that has to be small.
-        method: gives a correction for a residual.
-        x: where to start.
-        limits: when to end.
+        measure: returns the residual of a vector, and the square of the norm that must become
+            small.
+        method: returns a correction for a residual.
+        x: initial guess.
+        limits: criteria that stop the solve.
 
     Returns:
         The solution, its residual, the square of the norm, the number of iterations, and the
@@ -176,7 +179,7 @@ def solved(measure: Measure, method: Method, x: Vector, limits: Limits) -> Solut
 
 
 def cg(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Correction:
-    """Hestenes and Stiefel, J. Res. Nat. Bur. Standards 49, 1952."""
+    """Apply conjugate gradients (Hestenes and Stiefel, J. Res. Nat. Bur. Standards 49, 1952)."""
 
     def measured(r: Vector) -> tuple[Vector, jax.Array, jax.Array]:
         z = M(r)
@@ -208,7 +211,7 @@ def cg(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Cor
 
 
 def bicgstab(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Correction:
-    """van der Vorst, "Bi-CGSTAB", SIAM J. Sci. Stat. Comput. 13, 1992."""
+    """Apply BiCGSTAB (van der Vorst, SIAM J. Sci. Stat. Comput. 13, 1992)."""
     first, plus = r, space.plus
 
     def go_on(state: Any) -> Any:
@@ -245,7 +248,7 @@ def bicgstab(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) 
 def gmres(
     restart: int, space: Space, M: Operator, A: Operator, r: Vector, limits: Limits
 ) -> Correction:
-    """Run until the next restart: Saad and Schultz, "GMRES", SIAM J. Sci. Stat. Comput. 7, 1986."""
+    """Apply GMRES until the next restart (Saad and Schultz, SIAM J. Sci. Stat. Comput. 7, 1986)."""
 
     def extend(j: Any, state: Any) -> Any:
         """Return one more vector of the Krylov space, orthogonal to those before."""
@@ -278,7 +281,8 @@ def gmres(
 
 
 def minres(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Correction:
-    """Elman, Silvester, Wathen, "Finite Elements and Fast Iterative Solvers", algorithm 4.1."""
+    """Apply MINRES: algorithm 4.1 of Elman, Silvester and Wathen, "Finite Elements and Fast
+    Iterative Solvers"."""
     plus, times = space.plus, space.times
 
     def normed(v: Vector) -> tuple[Vector, jax.Array]:
@@ -319,7 +323,7 @@ def minres(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) ->
 
 
 def lsmr(space: Space, A: Operator, adjoint: Operator, r: Vector, limits: Limits) -> Correction:
-    """Fong and Saunders, "LSMR", SIAM J. Sci. Comput. 33, 2011: sections 2.8 and 5."""
+    """Apply LSMR: sections 2.8 and 5 of Fong and Saunders, SIAM J. Sci. Comput. 33, 2011."""
 
     def normed(v: Vector) -> tuple[Vector, jax.Array]:
         norm = jnp.sqrt(space.square(v))
@@ -388,7 +392,7 @@ def check_result(name: str, argument: str, y: Any, expected: Any, of: str, dtype
 
 
 def wide_of(dtype: Any) -> Any:
-    """Return the dtype of the iteration: in 16 bits, counters end at 256 and squares underflow."""
+    """Return the dtype of the iteration, at least float32: squares underflow in float16."""
     return jnp.promote_types(dtype, jnp.float32)
 
 

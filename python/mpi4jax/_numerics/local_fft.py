@@ -19,7 +19,6 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .base import array_type
 from .layout import Pieces
 
 # Number of elements that are transformed at once. They fit into a second-level cache.
@@ -35,9 +34,10 @@ def transform(
     """Return a transform along different axes.
 
     Args:
-        x: is not empty.
-        length: length of the last of ``axes``, for a real transform.
-        in_columns: whether axes that do not lie at the end are transformed some columns at a time.
+        x: array that is not empty.
+        length: length of the last of ``axes`` for a real transform, None for a complex one.
+        in_columns: whether to transform an axis that XLA would first move to the end some columns
+            at a time, in place.
     """
     # The axes that XLA transforms together: the last ones, and the axis of the real transform.
     together = list(axes[-1:]) if length else []
@@ -86,14 +86,14 @@ def _columns(x: jax.Array, axis: int, inverse: bool) -> jax.Array:
 
 # ---- An array whose values do not matter, since a loop writes all of it
 #
-# It takes an element of the operand so that XLA does not allocate it earlier, beside the message
-# that is being sent.
+# It takes the first element of the operand so that XLA does not allocate it earlier, beside the
+# message that is being sent.
 empty_p = Primitive("mpi4jax_empty")
 
 
 @empty_p.def_abstract_eval
 def _empty_type(x: Any, *, size: int, dtype: Any) -> Any:
-    return array_type((size,), [x.update(dtype=dtype)])
+    return x.update(shape=(size,), dtype=dtype)
 
 
 def _full(x: jax.Array, *, size: int, dtype: Any) -> jax.Array:
@@ -119,7 +119,7 @@ class _Local(NamedTuple):
         outgoing: pieces of the result.
         inverse: whether to apply the inverse transform.
         length: length of the last of ``axes``, for a real transform.
-        transposed: whether the transposed function is meant: from ``outgoing`` to ``incoming``.
+        transposed: whether this is the transposed function, from ``outgoing`` to ``incoming``.
     """
 
     incoming: Pieces
@@ -147,17 +147,24 @@ class _Local(NamedTuple):
     def transform(
         self, x: jax.Array, like: tuple[int, ...], first: int = 0, in_columns: bool = False
     ) -> jax.Array:
-        """Of an array behind ``first`` axes of this one; ``like`` is the shape of the result."""
+        """Transform an array that lacks the first axes of the whole array.
+
+        Args:
+            like: shape of the result.
+            first: number of axes that the array lacks.
+            in_columns: as for :func:`transform`.
+        """
         axes = tuple(axis - first for axis in self.axes)
         f = functools.partial(
             transform, axes=axes, inverse=self.inverse, length=self.length, in_columns=in_columns
         )
         if not self.transposed or self.length is None:
-            return f(x)  # its matrix is its own transpose
+            return f(x)  # the matrix of a complex transform is symmetric
         (x,) = jax.linear_transpose(f, jax.ShapeDtypeStruct(like, self.dtype(x.dtype)))(x)
         return x
 
     def as_a_whole(self, x: jax.Array, in_columns: bool = False) -> jax.Array:
+        """Unpack the whole message, transform the array, and pack the result."""
         y = self.transform(self.operand.unpack(x), self.result.shape, in_columns=in_columns)
         return self.result.pack(y)
 
@@ -170,6 +177,7 @@ class _Local(NamedTuple):
         return len(self.incoming.lengths)
 
     def on_cpu(self, x: jax.Array) -> jax.Array:
+        """Transform a message on a CPU: in tiles that fit into the cache, if that saves copies."""
         in_order = self.incoming.are_in_memory_order and self.outgoing.are_in_memory_order
         plane = math.prod(self.operand.shape[self.first_axes :])
         if plane > LARGE_TILE or not 2 * TILE < x.size < 2**31 or in_order:
@@ -177,6 +185,7 @@ class _Local(NamedTuple):
         return self.plane_by_plane(x)
 
     def plane_by_plane(self, x: jax.Array) -> jax.Array:
+        """Read some planes at a time from the message, transform them, and write the result."""
         first, shape = self.first_axes, self.operand.shape
         planes, size = math.prod(shape[:first]), math.prod(shape[first:])
         tiles = -(-planes // max(1, TILE // size))
@@ -190,7 +199,7 @@ class _Local(NamedTuple):
             tile = self.transform(_read(x, old, planes, at), new.shape, first - 1)
             return _write(y, tile, new, planes, at)
 
-        y = empty_p.bind(x[0], size=math.prod(self.result.shape), dtype=self.dtype(x.dtype))
+        y = empty_p.bind(x[:1], size=math.prod(self.result.shape), dtype=self.dtype(x.dtype))
         at_once = planes // tiles
         y = lax.fori_loop(0, tiles, functools.partial(some, at_once, 0), y)
         done = tiles * at_once
@@ -265,8 +274,7 @@ def _eager(x: Any, *, of: _Local) -> Any:
 
 @local_fft_p.def_abstract_eval
 def _type(x: Any, *, of: _Local) -> Any:
-    like = x.update(dtype=of.dtype(x.dtype))
-    return array_type((math.prod(of.result.shape),), [like])
+    return x.update(shape=(math.prod(of.result.shape),), dtype=of.dtype(x.dtype))
 
 
 def _transpose(c: Any, x: Any, *, of: _Local) -> list[Any]:

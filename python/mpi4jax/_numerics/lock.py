@@ -27,7 +27,7 @@ class Lock:
     then: it says that a directory of files without an index is an unfinished save.
 
     Attributes:
-        is_new: whether this call has made the file.
+        is_new: whether this process has created the file.
     """
 
     def __init__(self, directory: Directory):
@@ -85,21 +85,21 @@ class Lock:
             )
 
     def release(self, directory: Directory) -> None:
-        """Give the lock back; nothing is unfinished."""
+        """Remove the file and release the lock, because no save is unfinished."""
         try:
             directory.remove(NAME)
         finally:
             self.leave()
 
     def leave(self) -> None:
-        """Give the lock back, if that was not done before, and leave the file."""
+        """Release the lock, unless it has been released, and keep the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def is_first_save(directory: Directory) -> bool:
-    """Whether the file of the lock says that no checkpoint was complete when it was written."""
+    """Return whether the lock's file says that no checkpoint was complete when it was written."""
     try:
         found = json.loads(directory.read(NAME, _LENGTH))
         return bool(found["format"] == _FORMAT and found["replaces"] is None)
@@ -108,7 +108,7 @@ def is_first_save(directory: Directory) -> bool:
 
 
 def _holder(text: bytes) -> str:
-    """Return the words of a lock's file, which another process may just be writing."""
+    """Describe who has the lock, from its file, which another process may be writing now."""
     try:
         found = json.loads(text)
         return (

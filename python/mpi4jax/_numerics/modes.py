@@ -18,11 +18,11 @@ def of_length(x: jax.Array, axis: int, n: int) -> jax.Array:
 def of_modes(y: jax.Array, axis: int, old: int, new: int, half: bool) -> jax.Array:
     """Return the spectrum of an array of ``new`` points, from the spectrum of ``old`` points.
 
-    The smaller number, if it is even, has one element for its highest frequency of both signs; the
-    larger number has two, of half the value each.
+    If the smaller number is even, its spectrum has one element for the highest frequency of both
+    signs. The longer spectrum has two elements for it, each of half the value.
 
     Args:
-        half: whether only frequencies that are not negative are there, as in a real transform.
+        half: whether the spectrum has only frequencies that are not negative, as of a real array.
     """
     if old == new:
         return y

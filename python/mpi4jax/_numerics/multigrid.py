@@ -169,7 +169,7 @@ def _grids(op: str, block: Any, levels: int | None) -> list[Any]:
     if any((n % factor).any() for n in lengths):  # the nearest blocks that can be halved
         coarsest = Layout(tuple(n // factor for n in shape), dict(enumerate(sizes)))
         lengths = [factor * np.diff(coarsest.ends(axis)) for axis in range(len(shape))]
-    # Cells are exchanged along one dimension of the communicator after the other.
+    # `cuts` has the lengths in the order of the dimensions of the communicator.
     out = []
     for level in range(levels):
         cuts = [[int(n) >> level for n in lengths[axis]] for axis in _axes_of(block)]
@@ -185,7 +185,7 @@ def _axes_of(block: Any) -> list[int]:
 
 
 def means(x: Any) -> Field:
-    """Return the means of each two cells along all axes."""
+    """Return an array of half the length along each axis: the means of pairs of cells."""
     pairs = [n for length in x.shape for n in (length // 2, 2)]
     return jnp.asarray(x).reshape(pairs).mean(tuple(range(1, 2 * x.ndim, 2)))
 
@@ -224,7 +224,8 @@ def chebyshev(apply: Function, diagonal: Field, steps: int = 2) -> Function:
 
 
 def direct(block: Any, apply: Function) -> Function:
-    """Return a solver: each rank has the inverse of the whole matrix."""
+    """Return a solver for the coarsest grid: every rank multiplies by the inverse of the whole
+    matrix."""
     shape = block.global_shape
     n = math.prod(shape)
 

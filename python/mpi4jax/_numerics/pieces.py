@@ -18,7 +18,7 @@ FEW = 16
 
 
 def _runs(lengths: Iterable[int]) -> list[tuple[int, int]]:
-    """Return consecutive equal lengths: how many there are, and the length."""
+    """Return runs of equal lengths: for each run, the number of lengths and the length."""
     return [(len([*group]), length) for length, group in itertools.groupby(lengths)]
 
 
@@ -45,7 +45,11 @@ def unpacked(
     shape: Shape,
     done: int = 0,
 ) -> jax.Array:
-    """Return the inverse of :func:`packed`: ``shape`` is that behind the ``done`` axes."""
+    """Return the inverse of :func:`packed`.
+
+    Args:
+        shape: shape of the result without its first ``done`` axes.
+    """
     before = message.shape[:done]
     if not axes:
         return message.reshape(*before, *shape)

@@ -29,7 +29,8 @@ def _report(limits: Limits, k: jax.Array, square: jax.Array) -> None:
 
 
 def cg(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Correction:
-    """Ghysels and Vanroose, Parallel Comput. 40, 2014: algorithm 4, and section 5.
+    """Apply pipelined conjugate gradients (Ghysels and Vanroose, Parallel Comput. 40, 2014:
+    algorithm 4 and section 5).
 
     The reduction of an iteration overlaps one application of ``M`` and one of ``A``. Every
     ``REPLACE`` iterations, the residual, and the products that depend on it, are computed anew.
@@ -79,7 +80,7 @@ def cg(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Cor
 
 
 def bicgstab(space: Space, M: Operator, A: Operator, r: Vector, limits: Limits) -> Correction:
-    """van der Vorst's method, with inner products of the same vectors in one reduction.
+    """Apply BiCGSTAB with all inner products of an iteration in one reduction.
 
     With ``s = A p`` and ``z = A s``, all inner products of an iteration are sums of inner products
     of ``r``, ``A r``, ``s`` and ``z`` (Cools and Vanroose, Parallel Comput. 65, 2017, from which

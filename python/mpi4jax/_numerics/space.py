@@ -28,7 +28,7 @@ class Space:
         self.comm, self.reproducible = as_comm(op, comm).mpi, reproducible
 
     def products(self, *pairs: tuple[Any, Vector]) -> list[jax.Array]:
-        """Return inner products, by one reduction. A matrix stands for its rows."""
+        """Return inner products, by one reduction. Each row of a matrix is a vector."""
         if self.reproducible:
             terms = [_terms(a, b) for a, b in pairs]
             sums = reproducible_sum(terms, axis=-1, comm=self.comm)
@@ -48,7 +48,7 @@ class Space:
         return request, after(request, operand)
 
     def finish(self, request: Any, computed: Vector) -> list[jax.Array]:
-        """Return the inner products once ``computed``, which overlaps the reduction, is there."""
+        """Wait for the inner products after ``computed``, which overlaps the reduction."""
         return list(wait(request, after=computed))
 
     def square(self, v: Vector) -> jax.Array:
@@ -70,11 +70,11 @@ class Space:
         return lax.complex(re, im + self.times(jnp.imag(a), jnp.real(b)))
 
     def plus(self, x: Vector, factor: jax.Array, y: Vector) -> Vector:
-        """``x + factor * y``."""
+        """Return ``x + factor * y``."""
         return x + self.times(factor, y)
 
     def length(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """``sqrt(a**2 + b**2)``."""
+        """Return ``sqrt(a**2 + b**2)``."""
         return jnp.sqrt(self.times(a, a) + self.times(b, b))
 
     def combined(self, factors: jax.Array, rows: jax.Array) -> Vector:

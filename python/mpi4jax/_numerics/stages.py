@@ -14,8 +14,8 @@ class Lengths(NamedTuple):
     """Lengths along an axis that is transformed.
 
     Attributes:
-        points: length of the transform: to it, the array is padded with zeros or truncated.
-        modes: length of an array whose spectrum has the frequencies that are kept.
+        points: length of the transform. The array is padded with zeros, or truncated, to it.
+        modes: number of modes that are kept: the spectrum is that of an array of this length.
     """
 
     points: int
@@ -27,7 +27,7 @@ class Stage(NamedTuple):
 
     Attributes:
         before: the layout of their operand.
-        axes: they are transformed.
+        axes: the axes that are transformed.
         after: the layout of their result.
         real: whether the transform along the last of the axes is real.
     """
@@ -39,6 +39,7 @@ class Stage(NamedTuple):
 
 
 def as_axes(op: str, layout: Layout, axes: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the axes of an argument, by default all, counted from the first axis."""
     n = len(layout.shape)
     given = range(n) if axes is None else axes
     known = tuple(axis % n for axis in given if -n <= axis < n)
@@ -72,15 +73,16 @@ def stages_of(
     """Return the stages of a transform.
 
     Args:
-        modes: for each of the axes the number of modes that are kept.
+        modes: number of modes that are kept along each of the axes.
+        real: whether the transform along the last of the axes is real.
     """
     left = set(axes)
     kept = dict(zip(axes, modes, strict=True))
     stages: list[Stage] = []
     while left:
-        cut = {axis for axis, dimensions in enumerate(layout.dimensions) if dimensions}
+        decomposed = {axis for axis, dimensions in enumerate(layout.dimensions) if dimensions}
         # The real transform comes first, so its axis has to be whole before any other transform.
-        whole = left - cut if not real or axes[-1] not in cut else set()
+        whole = left - decomposed if not real or axes[-1] not in decomposed else set()
         is_real = real and axes[-1] in whole
         shape = list(layout.shape)
         for axis in whole:
@@ -98,10 +100,10 @@ def stages_of(
 
 
 def _with_one_whole(op: str, layout: Layout, axis: int, left: set[int]) -> Layout:
-    """Return the layout in which this axis is whole, and another one cut in its place.
+    """Return the layout in which this axis is whole, and another one is decomposed in its place.
 
-    Preferred is an axis that is transformed already, then one with an element for each rank, then
-    the following one, because then the pieces received are in the order of memory.
+    An axis that has been transformed already is preferred, then an axis with at least one element
+    per block, then the next axis: its pieces are received in the order of memory.
     """
     cut = [b for b, dimensions in enumerate(layout.dimensions) if dimensions]
     free = [b for b in range(len(layout.shape)) if b not in cut]
@@ -112,12 +114,13 @@ def _with_one_whole(op: str, layout: Layout, axis: int, left: set[int]) -> Layou
     cut.remove(axis)
     if not cut:
         raise ValueError(
-            f"{op}: argument 'layout' cuts the only axis of an array of shape {layout.shape}; "
-            "expected an array of two axes or more"
+            f"{op}: argument 'layout' decomposes the only axis of an array of shape "
+            f"{layout.shape}; expected an array with at least two axes"
         )
     return layout.moved(axis, min(cut, key=lambda b: (b in left, -b)))
 
 
 def last_layout(stages: tuple[Stage, ...], layout: Layout, natural: bool) -> Layout:
+    """Return the layout of the spectrum of an array with this layout."""
     after = stages[-1].after
     return layout.of_shape(after.shape) if natural else after

@@ -55,10 +55,10 @@ class Removal(NamedTuple):
     """Files to remove.
 
     Attributes:
-        path: of the checkpoint.
-        subdirectory: the directory of the files in it.
-        files: their numbers.
-        is_all: whether the checkpoint is removed.
+        path: path of the checkpoint.
+        subdirectory: name of the directory of files in it.
+        files: numbers of the files.
+        is_all: whether to remove the whole checkpoint.
     """
 
     path: str
@@ -74,7 +74,7 @@ class Begun(NamedTuple):
     """A save that has begun: a new directory, in which there are no files yet.
 
     Attributes:
-        path: of the checkpoint.
+        path: path of the checkpoint.
         identity, subdirectory: as in an index.
         leftovers: files that a killed save has left.
         old: the files of the checkpoint before this one.
@@ -119,10 +119,17 @@ def find_index(path: Path) -> Index | None:
         return None
 
 
+def _no_checkpoint(path: Path) -> str:
+    return (
+        f"save: argument 'path' is {path}, which exists and is not a checkpoint; expected a "
+        "checkpoint, an empty directory or a new path"
+    )
+
+
 def begin(path: Path, ranks: int) -> tuple[Begun, Lock]:
     """Take the lock, and make a new directory, which no index names yet."""
     if path.exists() and not path.is_dir():
-        raise FileExistsError(f"save: {path} exists, and is no checkpoint; expected another name")
+        raise FileExistsError(_no_checkpoint(path))
     made = [str(p) for p in (path, *path.parents) if not p.exists()]
     path.mkdir(parents=True, exist_ok=True)
     begun: Begun | None = None
@@ -145,9 +152,7 @@ def _begin(directory: Directory, ranks: int) -> tuple[Begun, Lock]:
     names = {*directory.names()}
     if names and not names & {INDEX, locks.NAME}:
         read_index(directory)  # an error if there are arrays
-        raise FileExistsError(
-            f"save: {directory.path} exists, and is no checkpoint; expected another name"
-        )
+        raise FileExistsError(_no_checkpoint(directory.path))
     lock = Lock(directory)
     try:
         index = read_index(directory)
@@ -183,7 +188,7 @@ def _removal(directory: Directory, subdirectory: str) -> list[Removal]:
 
 
 def publish(index: Index, path: Path, lock: Lock) -> None:
-    """Let the index name a directory with complete files; then there is a new checkpoint."""
+    """Publish a checkpoint: replace the index by one that names a directory of complete files."""
     with Directory.at(path) as directory:
         with directory.child(index.subdirectory) as inside:
             inside.sync()
@@ -198,13 +203,13 @@ def publish(index: Index, path: Path, lock: Lock) -> None:
 
 
 def is_published(begun: Begun) -> bool:
-    """Whether the index names the directory of a save that has failed."""
+    """Return whether the index names the directory of a save that has failed."""
     index = find_index(Path(begun.path))
     return index is not None and index.subdirectory == begun.subdirectory
 
 
 def abandon(begun: Begun, lock: Lock) -> None:
-    """Remove what a save has made that has failed, after the files of all ranks."""
+    """Remove the directories and the lock of a failed save, whose files have been removed."""
     try:
         with Directory.at(Path(begun.path)) as directory:
             directory.remove(_NEW)
@@ -230,9 +235,13 @@ def numbered(directory: Path) -> list[Path]:
 
 
 def retire(parent: Path, keep: int) -> list[Removal]:
-    """Let all but the newest of the numbered checkpoints be none; their files remain to be removed.
+    """Remove the indices of all numbered checkpoints except for the newest ones.
 
-    Checkpoints whose removal was killed have no index any more, and are found again.
+    Returns:
+        The files of these checkpoints, which remain to be removed.
+
+    If a job was killed while removing a checkpoint, the checkpoint has no index any more. Its files
+    are returned, too.
     """
     found: list[Removal] = []
     with contextlib.suppress(OSError), Directory.at(parent) as above:
@@ -269,7 +278,7 @@ def _retire(above: Directory, name: str) -> list[Removal]:
 
 
 def write(begun: Begun, file: int, blocks: Sequence[Values]) -> None:
-    """Write the blocks of one rank into its file, which is on the disk when this returns."""
+    """Write the blocks of one rank into its file, and wait until the file is on the disk."""
     with contextlib.ExitStack() as opened:
         top = opened.enter_context(Directory.at(Path(begun.path)))
         inside = opened.enter_context(top.child(begun.subdirectory))
@@ -289,9 +298,9 @@ def write(begun: Begun, file: int, blocks: Sequence[Values]) -> None:
 
 
 def remove(removal: Removal) -> None:
-    """Remove files, each if its header says so, and their directory, if no others are in it.
+    """Remove the files that were written to this path, and their directory once it is empty.
 
-    Ranks that each remove a share need not wait for each other: the last one removes the rest.
+    Ranks that each remove a share need not wait for each other: the last one removes the directory.
     """
     path, subdirectory = Path(removal.path), removal.subdirectory
     is_last = False
@@ -373,7 +382,7 @@ class _File:
         return b"".join(parts)
 
     def copy(self, number: int, window: Window, values: Values) -> None:
-        """Copy what the file has of a window of an array."""
+        """Copy the elements of an array that lie in this file and in a window into ``values``."""
         array, block = self._index.arrays[number], self._blocks[number]
         offset = _HEADER.size + block.offset
         shape = tuple(s.stop - s.start for s in block.window)

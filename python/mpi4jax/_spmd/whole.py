@@ -15,7 +15,7 @@ from .boundary import check_whole
 from .mesh import Mesh, current, mesh_at_definition
 
 
-class OfWholeArrays:
+class _OfWholeArrays:
     """A function of `jax.jit`, whose arguments should be the same on all ranks of a mesh.
 
     They are compared when the function is first called, and with `MPI4JAX_CHECK=1` at each call.
@@ -52,6 +52,35 @@ class OfWholeArrays:
 
         def __getattr__(self, name):
             return getattr(self._function, name)
+
+
+def jit(
+    fun: Callable[..., Any] | None = None,
+    /,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    **how: Any,
+) -> Any:
+    """Compile a function of global arrays with `jax.jit`.
+
+    Args:
+        fun, how: as for `jax.jit`; without a function, a decorator is returned.
+        in_shardings, out_shardings: as for `jax.jit`. They distribute nothing: each rank has the
+            global arrays whole, and only :func:`mpi4jax.sharding.global_shard_map` and
+            :func:`mpi4jax.shard_map` distribute work over ranks. If a sharding is given, the ranks
+            of its mesh compare the arguments. Arguments that differ, such as blocks, give a warning
+            when the function is first called, and an error with `MPI4JAX_CHECK=1`.
+    """
+    if fun is None:
+        return functools.partial(jit, in_shardings=in_shardings, out_shardings=out_shardings, **how)
+    function = jax.jit(fun, **how)
+    shardings = jax.tree.leaves((in_shardings, out_shardings))
+    if not shardings:
+        return function
+    meshes = [getattr(given, "mesh", None) for given in shardings]
+    ours = [mesh for mesh in meshes if isinstance(mesh, Mesh)]
+    return _OfWholeArrays(function, lambda: ours[0] if ours else current())
 
 
 def of_whole_arrays(
