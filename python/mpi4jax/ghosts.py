@@ -231,7 +231,7 @@ class Plan(Uncopied):
 
     def _checked(self, name: str, argument: str, x: Any, rows: int) -> Any:
         def check(leaf: Any) -> jax.Array:
-            leaf = as_array(leaf)
+            leaf = as_array(f"ghosts.Plan.{name}", argument, leaf)
             if leaf.shape[:1] != (rows,):
                 raise ValueError(
                     f"ghosts.Plan.{name}: argument '{argument}' must have a row for each id; "

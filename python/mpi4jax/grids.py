@@ -7,6 +7,7 @@ if the blocks cannot be equal, the first ones have one more cell. :func:`mpi4jax
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -342,7 +343,7 @@ def overlapped(
     See also: :func:`regions`.
     """
     name = "overlapped"
-    x = jax.tree.map(as_array, x)
+    x = jax.tree.map(functools.partial(as_array, name, "x"), x)
     shapes = {leaf.shape for leaf in jax.tree.leaves(x)}
     if len(shapes) != 1:
         raise ValueError(f"{name}: argument 'x' must have arrays of one shape, got {shapes}")

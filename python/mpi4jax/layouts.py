@@ -91,7 +91,7 @@ def redistribute(
     stays = old == new or all(old.block(r) == new.block(r) for r in range(size))
 
     def move(leaf: Any) -> jax.Array:
-        leaf = as_array(leaf)
+        leaf = as_array(op, "x", leaf)
         if hasattr(source, "inner_of"):
             leaf = source.inner_of(op, leaf)
         batch = batch_of(op, "x", leaf, old, rank)

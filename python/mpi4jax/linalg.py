@@ -70,7 +70,7 @@ def norm(x: Any, *, comm: MPI.Intracomm | None = None, reproducible: bool = Fals
         >>> round(float(mpi4jax.linalg.norm(jnp.array([3.0, 4.0]))) ** 2) == 25 * size
         True
     """
-    square = krylov.vdot("norm", x, x, comm, reproducible).real
+    square = krylov.vdot("norm", {"x": x}, comm, reproducible).real
     return jnp.where(square == 0, 0, jnp.sqrt(jnp.where(square == 0, 1, square)))
 
 
@@ -105,7 +105,7 @@ def vdot(
         raise ValueError(
             f"vdot: argument 'b' must have the shapes of 'a', {shapes[0]}, got {shapes[1]}"
         )
-    return krylov.vdot("vdot", a, b, comm, reproducible)
+    return krylov.vdot("vdot", {"a": a, "b": b}, comm, reproducible)
 
 
 def block_jacobi(blocks: Any) -> Callable[[Any], Any]:
@@ -135,7 +135,7 @@ def block_jacobi(blocks: Any) -> Callable[[Any], Any]:
         >>> M(jnp.array([5.0, 5.0])).tolist()
         [1.0, 1.0]
     """
-    matrix = krylov.inexact(blocks)
+    matrix = krylov.inexact("block_jacobi", "blocks", blocks)
     if matrix.ndim not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
         raise ValueError(
             "block_jacobi: argument 'blocks' must have the shape (m, m) or (k, m, m), got "
@@ -427,8 +427,8 @@ def lsmr(
     """
     check("lsmr", {"A": A}, monitor, None, None)
     space = Space("lsmr", comm, reproducible)
-    given, _ = ravel_pytree(krylov.inexact(b))
-    start, tree_x = ravel_pytree(krylov.inexact(b if x0 is None else x0))
+    given, _ = ravel_pytree(krylov.inexact("lsmr", "b", b))
+    start, tree_x = ravel_pytree(krylov.inexact("lsmr", "x0", b if x0 is None else x0))
     dtype = jnp.promote_types(given.dtype, start.dtype)
     wide = wide_of(dtype)
     given, start = given.astype(wide), lax.stop_gradient(start).astype(wide)

@@ -261,7 +261,7 @@ def device_put(x: T, device: Any = None) -> T:
     def put(given: Any, part: Any) -> Any:
         if given is not None and not is_sharding(given):
             return jax.device_put(part, given)
-        part = jax.tree.map(as_array, part)
+        part = jax.tree.map(functools.partial(as_array, "device_put", "x"), part)
         if given is not None:
             sharding = as_sharding("device_put", given, None)
             jax.tree.map(lambda leaf: sharding.layout(leaf.shape), part)

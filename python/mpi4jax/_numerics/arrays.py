@@ -11,9 +11,23 @@ from jax.sharding import PartitionSpec
 T = TypeVar("T")  # a pytree, in functions that return one of its type
 
 
-def as_array(x: Any) -> jax.Array:
-    """Return an array of JAX. NumPy arrays are copied, so that the caller may refill them."""
-    return x if isinstance(x, jax.Array) else jnp.array(x)
+def as_array(op: str, name: str, x: Any) -> jax.Array:
+    """Return an argument, or a leaf of it, as an array of JAX.
+
+    NumPy arrays are copied, so that the caller may refill them.
+
+    Raises:
+        TypeError: if it is not an array or a number.
+    """
+    if isinstance(x, jax.Array):
+        return x
+    try:
+        return jnp.array(x)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{op}: argument '{name}' must be an array, a number, or a pytree of those, got "
+            f"{type(x).__name__}: {x!r}"
+        ) from None
 
 
 def names_of(spec: PartitionSpec) -> list[str]:

@@ -78,7 +78,7 @@ def host_solve(
     if solve is None:
         raise TypeError(f"{op}: argument 'solve' must be a function of NumPy arrays, got None")
     comm = as_comm(op, comm).mpi
-    b = inexact(b)
+    b = inexact(op, "b", b)
     flat, tree = ravel_pytree(b)
     args = lax.stop_gradient(args)
 

@@ -26,7 +26,10 @@ from .space import Space, Vector
 
 Operator = Callable[[Vector], Vector]
 
-inexact = functools.partial(jax.tree.map, lambda v: as_array(v) * 1.0)
+
+def inexact(op: str, name: str, tree: Any) -> Any:
+    """Return an argument as a pytree of arrays of real or complex floating-point numbers."""
+    return jax.tree.map(lambda leaf: as_array(op, name, leaf) * 1.0, tree)
 
 
 class Reason(enum.IntEnum):
@@ -396,9 +399,16 @@ def wide_of(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def vdot(op: str, a: Any, b: Any, comm: MPI.Intracomm | None, reproducible: bool) -> jax.Array:
-    """Return the inner product of two vectors of the same shapes; at least float32."""
-    one, two = (ravel_pytree(inexact(v))[0] for v in (a, b))
+def vdot(
+    op: str, given: dict[str, Any], comm: MPI.Intracomm | None, reproducible: bool
+) -> jax.Array:
+    """Return the inner product of two vectors of the same shapes; at least float32.
+
+    Args:
+        given: the vectors by the names of the arguments, or one vector.
+    """
+    vectors = [ravel_pytree(inexact(op, name, v))[0] for name, v in given.items()]
+    one, two = vectors[0], vectors[-1]
     dtype = wide_of(jnp.promote_types(one.dtype, two.dtype))
     return Space(op, comm, reproducible).products((one.astype(dtype), two.astype(dtype)))[0]
 
@@ -420,7 +430,7 @@ def solve(
     progress: float = 0.25,
 ) -> tuple[Any, Info]:
     check(name, {"A": A, "M": M}, monitor, x0, b)
-    flat, tree = ravel_pytree(inexact(b))
+    flat, tree = ravel_pytree(inexact(name, "b", b))
     wide = wide_of(flat.dtype)
 
     def on_flat(argument: str, f: Any) -> Operator:
@@ -434,7 +444,7 @@ def solve(
     def in_wide(f: Operator) -> Operator:
         return lambda v: space.fixed(f(v.astype(flat.dtype)).astype(wide))
 
-    start = jnp.zeros_like(flat) if x0 is None else ravel_pytree(inexact(x0))[0]
+    start = jnp.zeros_like(flat) if x0 is None else ravel_pytree(inexact(name, "x0", x0))[0]
     start = lax.stop_gradient(start).astype(wide)
     precondition = (lambda v: v) if M is None else in_wide(on_flat("M", M))
 

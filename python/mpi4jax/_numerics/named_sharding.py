@@ -157,7 +157,7 @@ class NamedSharding:
         """Return this rank's block of a global array: :func:`cut` of one array."""
         if root is not None:
             return self._from_root(x, root)
-        x = as_array(x)
+        x = as_array("cut", "tree", x)
         if used := self._axes(True):
             x = pvary(x, comm=self.mesh.comm(used))
         return x[self.layout(x.shape).block(self.comm.rank)]
@@ -168,7 +168,7 @@ class NamedSharding:
         cells = jnp.zeros(math.prod(own), x.dtype)
         pieces = self._pieces(x.shape)
         if self.comm.rank == root:
-            cells = pieces.pack(as_array(x))
+            cells = pieces.pack(as_array("cut", "tree", x))
         used, others = self._axes(True), self._axes(False)
         if used and all(self.mesh.coordinates[name] == at[name] for name in others):
             comm = self.mesh.comm(used)  # of the root, and ranks with other blocks
@@ -179,7 +179,7 @@ class NamedSharding:
 
     def join(self, x: Any, root: int | None = None) -> jax.Array:
         """Return the global array of blocks: :func:`join` of one array."""
-        x = as_array(x)
+        x = as_array("join", "tree", x)
         layout = self.layout_of("join", "shardings", x.shape)
         used = self._axes(True)
         if not used:
@@ -216,7 +216,7 @@ class NamedSharding:
 
     def join_padded(self, x: Any, root: int | None = None) -> jax.Array:
         """Return the global array of padded blocks."""
-        x = as_array(x)
+        x = as_array("join", "tree", x)
         if self.shape is None or x.shape != (padded := _longest(self.layout())):
             expected = "one with the global shape" if self.shape is None else f"blocks {padded}"
             raise ValueError(

@@ -265,7 +265,7 @@ def reproducible_sum(x: T, axis: Any = None, comm: MPI.Intracomm | None = None) 
     """
     comm = as_comm("reproducible_sum", comm).mpi
     leaves, tree = jax.tree.flatten(x)
-    arrays = [as_array(leaf) for leaf in leaves]
+    arrays = [as_array("reproducible_sum", "x", leaf) for leaf in leaves]
     axes = [_axes(v, axis) for v in arrays]
     inexact = [i for i, v in enumerate(arrays) if jnp.issubdtype(v.dtype, jnp.inexact)]
     others = [i for i in range(len(arrays)) if i not in inexact]

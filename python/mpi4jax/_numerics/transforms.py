@@ -141,7 +141,7 @@ class Fourier(Plan):
         return outgoing.pack(x)
 
     def forward(self, x: Any) -> jax.Array:
-        x = as_array(x)
+        x = as_array(self.op, "x", x)
         batch = batch_of(self.op, "x", x, self.layout, self.rank)
         if self.real and jnp.iscomplexobj(x):
             raise TypeError(f"{self.op}: argument 'x' must be real, got dtype {x.dtype}")
@@ -150,7 +150,7 @@ class Fourier(Plan):
         return x if self.scale == 1 else x / self.scale
 
     def inverse(self, y: Any) -> jax.Array:
-        y = as_array(y)
+        y = as_array(self.op, "y", y)
         batch = batch_of(self.op, "y", y, self.spectrum, self.rank)
         y = self._run(y.astype(_complex(y.dtype)), batch, True)
         return y if self.scale == 1 else y * self.scale
@@ -184,8 +184,8 @@ class Cosine(Plan):
         return pieces[1].pack(x)
 
     def run(self, x: Any, inverse: bool) -> jax.Array:
-        x = as_array(x)
         name, layout = ("y", self.spectrum) if inverse else ("x", self.layout)
+        x = as_array(self.op, name, x)
         batch = batch_of(self.op, name, x, layout, self.rank)
         dtype = _complex(x.dtype)
         dtype = dtype if jnp.iscomplexobj(x) else jnp.finfo(dtype).dtype
