@@ -41,14 +41,13 @@ class Block(Uncopied):
         width: number of ghost cells around the block, as for :func:`mpi4jax.halo_exchange`; by
             default 0.
         rank: rank that has the block, by default this rank.
-        cuts: for each dimension of ``cart``, the lengths of its blocks, or None for blocks of
+        lengths: for each dimension of ``cart``, the lengths of its blocks, or None for blocks of
             nearly equal length (the default). See :func:`balanced`.
 
     Attributes:
         global_shape: shape of the global array.
         shape: shape of the block, without ghost cells.
-        comm, axes, width: as in the arguments.
-        lengths: as ``cuts``.
+        comm, axes, width, lengths: as in the arguments; ``comm`` is ``cart``.
         layout: the blocks of all ranks, without ghost cells: a :class:`mpi4jax.Layout`.
         offset: index of its first cell in the global array.
         slices: the block in the global array: ``whole[block.slices]``.
@@ -59,8 +58,8 @@ class Block(Uncopied):
 
     Raises:
         TypeError: if an argument has the wrong type.
-        ValueError: if a decomposed axis is not named, if the array does not have it, or if ``cuts``
-            does not fit ``cart`` or ``shape``.
+        ValueError: if a decomposed axis is not named, if the array does not have it, or if
+            ``lengths`` does not fit ``cart`` or ``shape``.
 
     Operations that take ``cart``, ``axes`` and ``width``, such as :func:`mpi4jax.halo_exchange` and
     :func:`mpi4jax.gather_blocks`, take a block in place of ``cart``. Arrays may have further axes
@@ -89,10 +88,10 @@ class Block(Uncopied):
         axes: int | Sequence[int | None] | None = None,
         width: int | Sequence[int | tuple[int, int]] = 0,
         rank: int | None = None,
-        cuts: Sequence[Sequence[int] | None] | None = None,
+        lengths: Sequence[Sequence[int] | None] | None = None,
     ):
-        self.comm, self.axes, self.width, self.lengths = cart, axes, width, cuts
-        known = Cuts("Block", cart, axes, width, cuts)
+        self.comm, self.axes, self.width, self.lengths = cart, axes, width, lengths
+        known = Cuts("Block", cart, axes, width, lengths)
         self.rank = known.comm.rank if rank is None else rank_of("Block", "rank", rank, known.comm)
         self.global_shape = tuple(int(n) for n in shape)
         self.layout = known.layout(self.global_shape)
@@ -229,7 +228,7 @@ def balanced(weights: Any, parts: int) -> list[int]:
         parts: number of blocks.
 
     Returns:
-        The lengths, for ``cuts`` of :class:`Block` or :class:`mpi4jax.Layout`.
+        The lengths, for ``lengths`` of :class:`Block` or ``cuts`` of :class:`mpi4jax.Layout`.
 
     Raises:
         TypeError: if ``parts`` is not an integer.

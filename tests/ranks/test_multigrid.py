@@ -64,7 +64,7 @@ def coefficients(block):
 def test_a_cycle_is_that_of_one_process_and_symmetric(shape, dims, cuts):
     if cuts == "uneven":
         cuts = [None, [16 + (-1) ** r * (r < SIZE // 2 * 2) for r in range(SIZE)]]
-    block = Block(shape, cartesian(COMM, dims), width=1, cuts=cuts)
+    block = Block(shape, cartesian(COMM, dims), width=1, lengths=cuts)
     alone = Block(shape, cartesian(MPI.COMM_SELF, [1] * len(shape)), width=1)
     x, y = np.random.default_rng(0).normal(size=(2, *shape))
 

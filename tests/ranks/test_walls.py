@@ -23,7 +23,7 @@ def unequal(width=0, seed=0, periods=(False, True)):
     for k, n in enumerate(cart.dims):
         weights = np.random.default_rng([seed, k]).random(CELLS[k])
         cuts.append(grids.balanced(weights, n) if k == 0 else None)
-    return grids.Block(CELLS, cart, width=width, cuts=cuts)
+    return grids.Block(CELLS, cart, width=width, lengths=cuts)
 
 
 def test_blocks_of_unequal_lengths():
@@ -173,7 +173,8 @@ def larger_by(n):
         (lambda: notoken.halo_exchange({"a": jnp.ones(BLOCK.padded_shape)}, BLOCK, border={"b": 0}),
          r"'border' has the fields \['b'\]; expected the fields of 'x', \['a'\]"),
         (lambda: dirichlet(1.0, at="corner"), r"'at' must be one of \('face', 'node'\)"),
-        (lambda: grids.Block((9, 9), BLOCK.comm, cuts=[None, [8]]), "add up to 9|length of each"),
+        (lambda: grids.Block((9, 9), BLOCK.comm, lengths=[None, [8]]),
+         "add up to 9|length of each"),
         (lambda: mpi4jax.Layout((3,), {0: [1, 1]}), "lengths that add up to 3, the length of axis"),
         (lambda: mpi4jax.Layout((3,), {0: [4, -1]}), "numbers of blocks, at least 1, or lengths"),
         (lambda: mpi4jax.redistribute(jnp.ones(3), mpi4jax.Layout((3,)), BLOCK), "have shapes"),

@@ -67,7 +67,7 @@ class Cuts:
         layout = Layout(shape, zip(self.positions(len(shape)), cuts, strict=True))
         if layout.ranks != math.prod(self.sizes):
             raise ValueError(
-                f"{self.op}: argument 'cuts' must have the length of each of the {self.sizes} "
+                f"{self.op}: argument 'lengths' must have the length of each of the {self.sizes} "
                 f"blocks along the dimensions of 'cart', got {self.lengths}"
             )
         return layout

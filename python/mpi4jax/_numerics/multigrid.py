@@ -169,12 +169,12 @@ def _grids(op: str, block: Any, levels: int | None) -> list[Any]:
     if any((n % factor).any() for n in lengths):  # the nearest blocks that can be halved
         coarsest = Layout(tuple(n // factor for n in shape), dict(enumerate(sizes)))
         lengths = [factor * np.diff(coarsest.ends(axis)) for axis in range(len(shape))]
-    # `cuts` has the lengths in the order of the dimensions of the communicator.
+    # A block takes the lengths in the order of the dimensions of the communicator.
     out = []
     for level in range(levels):
-        cuts = [[int(n) >> level for n in lengths[axis]] for axis in _axes_of(block)]
+        of_level = [[int(n) >> level for n in lengths[axis]] for axis in _axes_of(block)]
         coarser = tuple(n >> level for n in shape)
-        out.append(type(block)(coarser, block.comm, axes=block.axes, width=1, cuts=cuts))
+        out.append(type(block)(coarser, block.comm, axes=block.axes, width=1, lengths=of_level))
     return out
 
 
