@@ -15,7 +15,7 @@ class Lengths(NamedTuple):
 
     Attributes:
         points: length of the transform. The array is padded with zeros, or truncated, to it.
-        modes: number of modes that are kept: the spectrum is that of an array of this length.
+        modes: number of modes that are kept, as in the spectrum of an array of this length.
     """
 
     points: int
