@@ -22,7 +22,7 @@ def of_modes(y: jax.Array, axis: int, old: int, new: int, half: bool) -> jax.Arr
     signs. The longer spectrum has two elements for it, each of half the value.
 
     Args:
-        half: whether the spectrum has only frequencies that are not negative, as of a real array.
+        half: whether the spectrum has no negative frequencies, as in a real transform.
     """
     if old == new:
         return y
