@@ -340,6 +340,8 @@ def global_shard_map(
     how |= {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
     on_blocks: Any = _shard_map(f, *positional, **how)
     name = getattr(f, "__name__", "global_shard_map")
+    # JAX refuses a list with an error about `in_specs`. The error of `jax.tree.map`, below, would
+    # not name the argument.
     specs = tuple(in_specs) if isinstance(in_specs, list) else in_specs
 
     def block(mesh: Mesh, spec: Any, part: Any) -> Any:

@@ -122,6 +122,24 @@ def mean_without_check_vma(x):
     return lax.pmean(jnp.sin(x), "i")
 
 
+@program((ROWS,), (P(), ROWS, ROWS, ROWS, ROWS), rows(2, 4), check_vma=False)
+def axis_of_a_vmap(x):
+    """Collectives over the axis of a `vmap`, together with the mesh's and beside it."""
+
+    def of_row(v):
+        ring_of_rows = lax.ppermute(v, "rows", [(0, 1), (1, 0)])
+        highest = lax.stop_gradient(lax.pmax(lax.stop_gradient(v), ("i", "rows")))
+        return (
+            lax.psum(jnp.sin(v), ("i", "rows")),
+            lax.psum(v * lax.psum(v, "i"), "rows"),
+            v * lax.axis_index(("rows", "i")) + highest,
+            lax.all_gather(v, "rows", tiled=True),
+            lax.psum_scatter(v * ring_of_rows, "rows", tiled=True),
+        )
+
+    return jax.vmap(of_row, axis_name="rows")(x)
+
+
 # ---- Two axes
 
 

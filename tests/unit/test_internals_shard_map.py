@@ -218,3 +218,30 @@ def test_an_axis_that_the_mesh_does_not_have(check_vma):
         for f in (mapped, jax.jit(mapped)):
             with pytest.raises(NameError, match=r"over 'j': the mesh has the axes \('i',\)"):
                 f(jnp.ones(3))
+
+
+@pytest.mark.parametrize("axes", ["b", ("i", "b")])
+def test_a_sum_over_the_axis_of_a_vmap_needs_check_vma_false(axes):
+    """As in JAX, from 0.8 on. The error names the argument that allows it."""
+
+    def mapped(check_vma):
+        sums = jax.vmap(lambda x: lax.psum(x, axes), axis_name="b")
+        how = {"in_specs": P("i"), "out_specs": P("i"), "check_vma": check_vma}
+        return mpi4jax.shard_map(sums, mesh=mpi4jax.Mesh(), **how)
+
+    x = jnp.arange(3.0)
+    np.testing.assert_array_equal(mapped(False)(x), jnp.full(3, 3.0))
+    if jax.__version_info__ < (0, 8) and axes != "b":
+        np.testing.assert_array_equal(mapped(True)(x), jnp.full(3, 3.0))
+        return
+    words = r"psum over 'b': .* axis of a jax\.vmap .* only with check_vma=False"
+    with pytest.raises(NotImplementedError, match=words):
+        mapped(True)(x)
+
+
+def test_specs_in_a_list_are_refused():
+    """As in JAX: a tuple holds the specs of several arguments."""
+    both = {"in_specs": [P("i"), P()], "out_specs": P("i"), "mesh": mpi4jax.Mesh()}
+    for shard_map in (mpi4jax.shard_map, mpi4jax.sharding.global_shard_map):
+        with pytest.raises(ValueError, match="in_specs"):
+            shard_map(lambda x, w: x * w, **both)(jnp.ones(3), jnp.ones(3))

@@ -76,11 +76,13 @@ def refuse_devices(advice: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def name_axes(axes: tuple[str, ...]) -> Iterator[None]:
-    """Context: an error about an axis that the mesh does not have names the axis and the mesh's.
+    """Context: an error about an axis that the mesh does not have names the axis and the mesh's,
+    or says what the axis of a `vmap` needs.
 
     JAX's own is an AssertionError without a message, a NameError without the mesh's axes, a
-    ValueError about the types of values if other axes are known, or, in 0.7, a KeyError. The axis
-    is an argument of the function of `jax.lax` that has raised it.
+    ValueError about the types of values if other axes are known, or, in 0.7, a KeyError. JAX
+    raises the same errors for the axis of a `vmap`, which the types of its values cannot name. The
+    axis is an argument of the function of `jax.lax` that has raised it.
     """
     try:
         yield
@@ -88,14 +90,21 @@ def name_axes(axes: tuple[str, ...]) -> Iterator[None]:
         about_axes = "axis name" in str(error) or "axis_name" in str(error)
         if str(error) and not about_axes and not isinstance(error, KeyError):
             raise
+        of_vmap: set[Any] = set()
         for frame, _ in traceback.walk_tb(error.__traceback__):
             function, given = frame.f_code.co_name, frame.f_locals.get("axis_name")
+            if function == "vmap_f":  # JAX's call of a function that `jax.vmap` has returned
+                of_vmap.add(given)
             given = given if isinstance(given, (tuple, list)) else (given,)
             unknown = [name for name in given if isinstance(name, str) and name not in axes]
             if unknown and hasattr(jax.lax, function):
-                raise NameError(
-                    f"{function} over {', '.join(map(repr, unknown))}: the mesh has the axes {axes}"
-                ) from error
+                words = f"{function} over {', '.join(map(repr, unknown))}"
+                if of_vmap.issuperset(unknown):
+                    raise NotImplementedError(
+                        f"{words}: JAX runs a collective over the axis of a jax.vmap inside of a "
+                        "shard_map only with check_vma=False; pass it to mpi4jax.shard_map"
+                    ) from error
+                raise NameError(f"{words}: the mesh has the axes {axes}") from error
         raise
 
 

@@ -275,7 +275,6 @@ def _specs_of_leaves(specs: Any, tree: Any) -> list[Any]:
     def add(spec: Any, part: Any) -> None:
         found.extend([spec] * len(jax.tree.leaves(part)))
 
-    specs = tuple(specs) if isinstance(specs, list) and isinstance(tree, tuple) else specs
     try:
         jax.tree.map(add, specs, tree, is_leaf=_is_spec)
     except ValueError:
