@@ -83,6 +83,7 @@ UNEVEN = [
     "tests/ranks/test_sharding.py::test_padded_rows",
     "tests/ranks/test_sharding.py::test_the_program_of_the_page",
     "tests/ranks/test_migrate.py::test_refined_blocks_of_the_page",
+    "tests/ranks/test_training.py::test_steps_with_clipping_are_those_of_one_process",
 ]
 HERE = {
     2: ["tests/ranks", *(f"--ignore={file}" for file in NOT_ON_TWO)],
