@@ -162,10 +162,18 @@ class Evaluation:
         blocks = [Block(self.trace, jax.typeof(x), value) for x, value in pairs]
         with core.set_current_trace(self.trace):
             out = f(*blocks)
-        self.results = [self.trace.value(y) for y in out]
+        with self.trace.outside.again():
+            self.results = [self._result(y) for y in out]
         found = iter(_typed_p.bind(avals=tuple(jax.typeof(y) for y in out if _is_array(y))))
         placed = [next(found) if _is_array(y) else y for y in out]
         return out.update(placed) if hasattr(out, "update") else placed
+
+    def _result(self, y: Any) -> Any:
+        """Return the array that a result is, also where the function has returned a number of
+        Python or an array of NumPy."""
+        value = self.trace.value(y)
+        is_number = isinstance(value, (bool, int, float, complex, np.generic, np.ndarray))
+        return jax.numpy.asarray(value) if is_number and _is_array(y) else value
 
 
 def _is_array(y: Any) -> bool:
