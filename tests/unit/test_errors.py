@@ -357,6 +357,17 @@ def test_a_token_for_a_function_without_tokens():
 OTHER_NAMES = {
     "all_reduce": "allreduce",
     "all_gather": "allgather",
+    "all_to_all": "alltoall",
+    "argmax": "maxloc",
+    "argmin": "minloc",
+    "axis_index": "Get_rank",
+    "axis_size": "Get_size",
+    "halo": "halo_exchange",
+    "pbroadcast": "bcast",
+    "pmax": "op=MPI.MAX",
+    "pmin": "op=MPI.MIN",
+    "pvarying": "pvary",
+    "send_recv": "sendrecv",
     "psum": "op=MPI.SUM",
     "pmean": "op=mpi4jax.MEAN",
     "broadcast": "bcast",
@@ -397,7 +408,13 @@ def test_names_of_other_packages_are_not_ours():
 @pytest.mark.parametrize("name", ["allreduce", "iallreduce"])
 @pytest.mark.parametrize(
     "keyword, ours",
-    {"axis_name": "comm=", "axis_index_groups": "comm.Split", "tiled": "allgatherv"}.items(),
+    {
+        "axis_name": "comm=",
+        "axis_index_groups": "comm.Split",
+        "dst": "'dest'",
+        "src": "'source', or 'root'",
+        "tiled": "allgatherv",
+    }.items(),
 )
 def test_arguments_of_other_packages(name, keyword, ours):
     words = f"{name}: there is no argument '{keyword}' here.*{ours}"
@@ -415,6 +432,11 @@ def test_arguments_of_other_packages(name, keyword, ours):
         (sum, "MPI.SUM"),
         (jnp.add, "MPI.SUM"),
         (np.maximum, "MPI.MAX"),
+        (jnp.minimum, "MPI.MIN"),
+        (np.multiply, "MPI.PROD"),
+        ("avg", "mpi4jax.MEAN"),
+        ("mul", "MPI.PROD"),
+        ("product", "MPI.PROD"),
     ],
 )
 def test_reductions_of_other_packages(given, ours):

@@ -53,6 +53,7 @@ custom.defjvps(lambda t, y, x: total(t))
 PROGRAMS = {
     "an argument": (total, [False]),
     "a constant": (Opaque(), [False]),
+    "a literal": (lambda x: x + total(jnp.float32(2)), [False]),
     "a value of its own": (lambda x: total(2 * x), [True]),
     "a chain": (lambda x: total(total(2 * x)), [True, True]),
     "also a result": (lambda x: (lambda y: (y, total(y)))(2 * x), [False]),

@@ -50,6 +50,18 @@ def test_signatures(name):
         getattr(notoken, name)(*[0] * (len(without.parameters)), token=None)
 
 
+@pytest.mark.parametrize("name", [name for name in ROWS if hasattr(mpi4jax, f"i{name}")])
+def test_signatures_of_nonblocking_functions(name):
+    """A receive that matches any source and any tag has no derivative, so neither is a default."""
+    parameters = dict(inspect.signature(getattr(notoken, name)).parameters)
+    parameters.pop("status", None)
+    expected = {p.name: p.default for p in parameters.values()}
+    defaults = {"source": inspect.Parameter.empty, "tag": 0, "recvtag": 0}
+    expected |= {argument: defaults[argument] for argument in expected.keys() & defaults.keys()}
+    found = inspect.signature(getattr(notoken, f"i{name}")).parameters
+    assert {p.name: p.default for p in found.values()} == expected
+
+
 @pytest.mark.parametrize("module", [mpi4jax, notoken], ids=["tokens", "notoken"])
 def test_names_of_functions(module):
     """`help` and tracebacks show the name that a program uses, also of functions that are made."""

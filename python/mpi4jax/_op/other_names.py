@@ -143,8 +143,8 @@ def rename(error: Exception, op: str, name: str) -> None:
 
 def check_keywords(op: str, given: dict[str, Any]) -> None:
     """Raise an error for an argument that only other packages have."""
-    if given and not given.keys().isdisjoint(_KEYWORDS):
-        name = next(name for name in given if name in _KEYWORDS)
+    name = next((name for name in given if name in _KEYWORDS), None)
+    if name is not None:
         raise TypeError(
             f"{op}: there is no argument '{name}' here: {_KEYWORDS[name].format(op=op)}"
         ) from None
