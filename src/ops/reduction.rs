@@ -127,6 +127,15 @@ mod tests {
     }
 
     #[test]
+    fn a_freed_reduction_is_known_by_its_handle() {
+        // SAFETY: all-zero is a handle, which is not used.
+        let memory: MPI_Op = unsafe { std::mem::zeroed() };
+        let user = User { handle: handle_value(memory), address: &raw const memory as usize };
+        assert!(!user.is_freed());
+        assert!(User { handle: user.handle + 1, ..user }.is_freed());
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         assert!(!Builtin::Max.allows(Dtype::Complex64));
         assert!(!Builtin::Sum.allows(Dtype::Bool));

@@ -82,9 +82,43 @@ impl fmt::Display for CallLine<'_> {
             _ if row.elsewhere.send != Extent::None => write!(f, " with {items} items")?,
             _ => {}
         }
-        if let (Some(reduction), true) = (call.site.reduction, call.site.extents().send != Extent::None) {
+        if let Some(reduction) = call.site.reduction {
             write!(f, " ({reduction})")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::{Envelope, Site, Stream};
+    use crate::comm::Comm;
+    use crate::ops::{Builtin, Op, Reduction};
+
+    #[test]
+    fn a_line_names_what_the_operation_takes() {
+        let comm = std::sync::Arc::new(Comm::new("log-test", 0, 2));
+        let line = |op: Op, change: fn(&mut Site)| {
+            let mut site = Site::new(op, &comm);
+            site.envelope = Envelope { source: 1, recvtag: 5, dest: 0, sendtag: 7 };
+            change(&mut site);
+            CallLine(op.mpi_name(), &Call::of(&site, Stream::NONE)).to_string()
+        };
+        let plain: fn(&mut Site) = |_| {};
+        let sum: fn(&mut Site) = |site| site.reduction = Some(Reduction::Builtin(Builtin::Sum));
+        assert_eq!(line(Op::Allreduce, sum), "MPI_Allreduce with 0 items (SUM)");
+        assert_eq!(line(Op::Reduce, sum), "MPI_Reduce -> root 0 with 0 items (SUM)");
+        assert_eq!(line(Op::Barrier, plain), "MPI_Barrier");
+        assert_eq!(line(Op::HaloExchange, plain), "MPI_Wait for ghost cells, with 0 items");
+        assert_eq!(line(Op::Send, plain), "MPI_Send -> 0 with tag 7 and 0 items");
+        assert_eq!(line(Op::Recv, plain), "MPI_Recv <- 1 with tag 5 and 0 items");
+        assert_eq!(line(Op::Sendrecv, plain), "MPI_Sendrecv <- 1 (tag 5, 0 items) / -> 0 (tag 7, 0 items)");
+    }
+
+    #[test]
+    fn seconds_have_two_digits_in_the_exponent() {
+        let text = |seconds| Seconds(seconds).to_string();
+        assert_eq!([0.0, 1.5e-6, 123.0].map(text), ["0.00e+00s", "1.50e-06s", "1.23e+02s"]);
     }
 }

@@ -282,6 +282,7 @@ mod tests {
         let two = of(&[4, 5, 5, 1], &[1]);
         assert!(!two.may_match(Some(6), &[1, 4, 5]) && two.may_match(Some(5), &[1, 4, 5]));
         assert!(of(&[4, 5, 1], &[]).may_match(Some(6), &[1, 4, 5]), "of several tags");
+        assert!(of(&[4, 5], &[]).may_match(Some(6), &[4]), "the tag of one of the two is not known");
         let foreign = of(&[4], &[4, 4]);
         assert_eq!((foreign.count(), foreign.may_match(None, &[])), (-1, false));
     }

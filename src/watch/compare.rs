@@ -197,11 +197,7 @@ fn past_differs(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> R
     }
     let me = comm.world_rank(comm.rank).unwrap_or(0);
     let of = |rank| records_of(rank, comm.comm_id());
-    let (own, its) = (of(me), of(rank));
-    let found = own.iter().find_map(|one| {
-        let other = its.iter().find(|other| other.sequence == one.sequence)?;
-        (kind_of(one) != kind_of(other)).then(|| [one.to_string(), other.to_string()])
-    });
+    let found = first_difference(&of(me), &of(rank));
     let unknown = || format!("a collective before #{} on {}", running.sequence(), comm.key);
     let [one, other] = found.unwrap_or_else(|| [unknown(), unknown()]);
     let texts = [(me, one), (rank, other)];
@@ -210,6 +206,14 @@ fn past_differs(call: &Call, running: &Running, (rank, cell): (i32, &Cell)) -> R
     }
     doubt(comm, &texts);
     Ok(())
+}
+
+/// The first collectives of the same number that differ, in words.
+fn first_difference(own: &[Record], its: &[Record]) -> Option<[String; 2]> {
+    own.iter().find_map(|one| {
+        let other = its.iter().find(|other| other.sequence == one.sequence)?;
+        (kind_of(one) != kind_of(other)).then(|| [one.to_string(), other.to_string()])
+    })
 }
 
 /// A collective has run. One that needs the data of its root alone may have run before the root noted it, and is compared with the
@@ -468,20 +472,4 @@ pub fn message(found: &Difference) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn records_differ_in_what_all_ranks_must_have_alike() {
-        let comm = comm::register(Comm::new("kind-of", 0, 2));
-        let with_two_roots =
-            |op| [0, 1].map(|root| recorder::record_in_test(Site { root, ..Site::new(op, &comm) }));
-        let [one, other] = with_two_roots(Op::Bcast);
-        assert_ne!(kind_of(&one), kind_of(&other), "roots");
-        let [one, other] = with_two_roots(Op::Allgatherv);
-        assert_eq!(kind_of(&one), kind_of(&Record { count: 7, ..other }), "sizes that each rank chooses");
-        let [one, other] = with_two_roots(Op::Allreduce);
-        assert_eq!(kind_of(&one), kind_of(&other), "there is no root");
-        assert_ne!(kind_of(&one), kind_of(&Record { count: 7, ..other }), "sizes");
-    }
-}
+mod tests;

@@ -153,6 +153,8 @@ pub fn place_now(slot: &Slot) -> Place {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     #[test]
@@ -163,5 +165,27 @@ mod tests {
         assert_eq!((user_frame(&[]), activity(&stack)), (None, None));
         let stack = ["a.py", "/v/jax/_src/compiler.py", "/v/jax/_src/interpreters/mlir.py"].map(frame);
         assert_eq!(activity(&stack), Some("JAX compiles"));
+    }
+
+    #[test]
+    fn a_rank_that_reports_asks_its_own_python_too() {
+        let slot = own();
+        slot.pid.store(std::process::id(), Ordering::Release);
+        slot.set_life(Life::Runs);
+        ask(|_| false, Duration::ZERO);
+        assert!(has_answered(slot), "it has no thread that could answer");
+        let mut theirs = questions().unwrap();
+        ask(|_| false, Duration::ZERO);
+        assert!(!has_answered(slot));
+        let mut asked = [0];
+        theirs.read_exact(&mut asked).unwrap();
+        pass_on(); // as the watchdog does at each look; each question is passed on once
+        answer(|| (Vec::new(), "ValueError: broken".into()));
+        assert!(has_answered(slot) && place_now(slot).exception == "ValueError: broken");
+        theirs.set_nonblocking(true).unwrap();
+        assert!(theirs.read(&mut asked).is_err(), "nothing more was asked");
+        *lock(&SOCKET) = None;
+        slot.set_life(Life::Absent);
+        slot.pid.store(0, Ordering::Release);
     }
 }

@@ -64,13 +64,30 @@ pub fn run(watchdog: &'static Watchdog) {
     }
 }
 
-/// Whether this rank takes a turn that only one rank of a host takes within `lease` milliseconds. The number holds the rank that
-/// took it last, plus one, and the time.
-fn takes(turn: &AtomicU64, lease: u64) -> bool {
-    let (me, now, before) = (board().rank as u64 + 1, milliseconds(), turn.load(Ordering::Acquire));
-    let (rank, at) = (before >> 40, before & ((1 << 40) - 1));
+/// How many bits of a turn are the time, in milliseconds. Above them is the rank that took the turn last, plus one.
+const TIME: u32 = 40;
+
+/// This rank, as a turn holds it.
+fn me() -> u64 {
+    board().rank as u64 + 1
+}
+
+/// Whether this rank takes a turn that only one rank of a host takes within `lease` milliseconds.
+fn takes(turn: &AtomicU64, me: u64, now: u64, lease: u64) -> bool {
+    let before = turn.load(Ordering::Acquire);
+    let (rank, at) = (before >> TIME, before & ((1 << TIME) - 1));
     (rank == 0 || rank == me || now.saturating_sub(at) > lease)
-        && turn.compare_exchange(before, me << 40 | now, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        && turn.compare_exchange(before, me << TIME | now, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}
+
+/// Lets another rank take a turn at once, if this rank has it. Returns whether it had it.
+fn gives_up(turn: &AtomicU64, me: u64) -> bool {
+    let before = turn.load(Ordering::Acquire);
+    let has_it = before >> TIME == me;
+    if has_it {
+        let _ = turn.compare_exchange(before, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+    has_it
 }
 
 /// What the watchdog has observed.
@@ -206,14 +223,11 @@ impl Observer {
     // ---- Of the ranks of a host that wait, one leads
 
     fn leads(&self) -> bool {
-        takes(&board().header().leader, LEASE)
+        takes(&board().header().leader, me(), milliseconds(), LEASE)
     }
 
     fn give_up_lead(&mut self) {
-        let (leader, me) = (&board().header().leader, board().rank as u64 + 1);
-        let before = leader.load(Ordering::Acquire);
-        if before >> 40 == me {
-            let _ = leader.compare_exchange(before, 0, Ordering::AcqRel, Ordering::Relaxed);
+        if gives_up(&board().header().leader, me()) {
             self.memory = Memory::default();
             self.since.clear();
             self.far.clear();
@@ -337,7 +351,7 @@ impl Observer {
 
     /// The user asks for a report. Launchers pass the signal on to all ranks, which is one request.
     fn report(&mut self) {
-        if !takes(&board().header().report_at, ONE_REQUEST) {
+        if !takes(&board().header().report_at, me(), milliseconds(), ONE_REQUEST) {
             return;
         }
         let rank = self.watchdog.settings.rank;
@@ -382,5 +396,25 @@ impl Observer {
         if ends {
             end::end_job(HUNG);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_rank_has_a_turn_until_it_gives_it_up_or_is_late() {
+        let turn = AtomicU64::new(0);
+        assert!(takes(&turn, 1, 5_000, 100), "nobody has it");
+        assert!(!takes(&turn, 2, 5_100, 100) && takes(&turn, 1, 5_050, 100), "it takes the turn again");
+        assert!(!takes(&turn, 2, 5_150, 100), "the lease counts from when it took the turn last");
+        assert!(takes(&turn, 2, 5_151, 100) && !takes(&turn, 1, 5_200, 100), "it was late");
+        assert!(!gives_up(&turn, 1) && !takes(&turn, 1, 5_200, 100), "another rank has it");
+        assert!(gives_up(&turn, 2) && takes(&turn, 1, 5_200, 100));
+        // The largest rank and time do not touch each other.
+        let (rank, time) = ((1 << (64 - TIME)) - 1, (1 << TIME) - 1);
+        turn.store(0, Ordering::Relaxed);
+        assert!(takes(&turn, rank, time, 0) && !takes(&turn, 1, time, 0) && gives_up(&turn, rank));
     }
 }

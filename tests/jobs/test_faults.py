@@ -10,6 +10,7 @@ from pathlib import Path
 import faults_different
 import faults_ending
 import faults_hidden
+import faults_reports
 import faults_starting
 import faults_waiting
 import pytest
@@ -21,6 +22,7 @@ FAULTS = {
     **faults_hidden.FAULTS,
     **faults_waiting.FAULTS,
     **faults_ending.FAULTS,
+    **faults_reports.FAULTS,
 }
 MARK = "MPI4JAX_TEST_FAULT"
 

@@ -48,6 +48,21 @@ def trees(case):
     return [jax.tree.unflatten(structure, xs) for xs in leaves], leaves
 
 
+@pytest.mark.parametrize("op", ["PROD", "MAX"])
+@pytest.mark.parametrize("name", ["allreduce", "reduce_scatter", "scan"])
+def test_tangents_of_nonlinear_reductions_of_a_tree(name, op):
+    """Leaves of one type are one message. Its tangent is split as its result is."""
+    f = lambda tree: getattr(notoken, name)(tree, getattr(MPI, op))
+    shapes = [(SIZE, 2, 3), (SIZE,), (SIZE, 1)]
+    leaves = [exact_values("float32", shape, [RANK, i]) for i, shape in enumerate(shapes)]
+    tangents = [exact_values("float32", shape, [RANK, i, 7]) for i, shape in enumerate(shapes)]
+    results, found = jax.jvp(f, (leaves,), (tangents,))
+    for x, t, y, ty in zip(leaves, tangents, results, found, strict=True):
+        expected, expected_tangent = jax.jvp(f, (x,), (t,))
+        assert_equal(y, expected)
+        assert_equal(ty, expected_tangent)
+
+
 class GraphsTuple(NamedTuple):
     nodes: Any
     senders: Any

@@ -115,6 +115,10 @@ fn a_receive_that_no_rank_sends_to_has_a_hint() {
     assert!(!text.contains("clone"), "mpi4py has no such tag: {text}");
     let text = line(&world([on_default(Some(0), "wait for irecv from 1, tag 0"), all(0)]));
     assert!(text.contains("; irecv takes tag 0 unless it is given another one,"), "{text}");
+    for (tag, words) in [(5, "wait for irecv from 1, tag 5"), (0, "recv from 1, tag 0")] {
+        let text = line(&world([on_default(Some(tag), words), all(0)]));
+        assert!(!text.contains("irecv takes tag 0"), "the program has chosen the tag: {text}");
+    }
     let mut sender = on_default(None, "send to 0");
     let Need::Message { from, to, .. } = &mut sender.waits[0].need else { return };
     (*from, *to) = (None, Some(Peer { rank: Some(0), tag: Some(7) }));
