@@ -75,7 +75,8 @@ fn make_together(watchdog: &Watchdog) -> Result<Option<usize>, Cause> {
 fn make_apart(watchdog: &Watchdog) -> Result<Option<usize>, Cause> {
     let default = &board().header().default;
     if default.compare_exchange(0, CLONE, Ordering::AcqRel, Ordering::Acquire) == Err(WORLD) {
-        return Ok(None);
+        // A rank that has finished may have had settings with which it never starts what this rank is about to start with it.
+        return compare(watchdog).map(|()| None);
     }
     if MADE.get().is_none() {
         board().ring_all();
@@ -87,11 +88,15 @@ fn make_apart(watchdog: &Watchdog) -> Result<Option<usize>, Cause> {
             std::thread::sleep(pause);
             pause = (2 * pause).min(PAUSES[1]);
         }
-        if let Some(message) = settings::difference_among(0..watchdog.settings.size) {
-            return Err(Cause::Setting { message });
-        }
+        compare(watchdog)?;
     }
     join(false).map(Some)
+}
+
+/// Fails if the settings of ranks of this host differ that must be the same on all ranks.
+fn compare(watchdog: &Watchdog) -> Result<(), Cause> {
+    let difference = settings::difference_among(0..watchdog.settings.size);
+    difference.map_or(Ok(()), |message| Err(Cause::Setting { message }))
 }
 
 /// Says if a rank of this host cannot use this board. That rank says why.

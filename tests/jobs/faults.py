@@ -18,6 +18,8 @@ x = jnp.ones(3)
 if "LATE" not in os.environ:
     with mpi4jax.time_limit(40): mpi4jax.default_comm()
 def wait(y): return jax.block_until_ready(y)
+late, _, seconds = os.environ.get("MPI4JAX_TEST_LATE", "").partition(":")
+if late == str(rank): time.sleep(float(seconds))
 """
 FIRST_LINE = PRELUDE.count("\n") + 1
 

@@ -126,8 +126,10 @@ FAULTS = {
     # The root waits in the duplication, which has a number of its own.
     "another dtype of a bcast whose root duplicates MPI_COMM_WORLD": Fault(
         "c = comm.Dup(); wait(nt.allreduce(x, comm=c))\n"
-        "if rank: time.sleep(2)\n"
-        "wait(nt.bcast(jnp.arange(3) if rank else x, 0, comm=c)); d = comm.Dup()\n"
+        "if rank: comm.recv(source=0); time.sleep(2)\n"
+        "wait(nt.bcast(jnp.arange(3) if rank else x, 0, comm=c))\n"
+        "if rank == 0: comm.send(None, 1)\n"
+        "d = comm.Dup()\n"
         "wait(nt.allreduce(x, comm=c)); print('the end', rank)",
         (
             MAYBE,

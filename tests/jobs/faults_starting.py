@@ -5,10 +5,12 @@ from typing import Any
 from faults import ENDS_JOB, Fault
 
 BEFORE = """\
-import os, sys
+import os, sys, time
 from mpi4py import MPI
 import jax, jax.numpy as jnp
 comm, rank, size = MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+late, _, seconds = os.environ.get("MPI4JAX_TEST_LATE", "").partition(":")
+if late == str(rank): time.sleep(float(seconds))
 """
 IMPORT = """
 import mpi4jax
@@ -110,6 +112,16 @@ FAULTS = {
     ),
     "settings that differ, where one rank alone asks for UCX and none for the communicator": names(
         setting("MPI4JAX_TRANSPORT", "ucx") + "\nimport mpi4jax\nprint('the end', rank)",
+        'MPI4JAX_TRANSPORT is unset on rank 0, "ucx" on rank 1',
+    ),
+    # A rank that has finished takes no part in the start of UCX.
+    "settings that differ, where one rank asks for UCX after the other has finished": names(
+        # MPI_Finalize calls it after what the package attaches.
+        "key = MPI.Comm.Create_keyval(delete_fn=lambda *_: open('finished', 'w').close())\n"
+        "if rank == 0: MPI.COMM_SELF.Set_attr(key, 1)\n"
+        "while rank == 1 and not os.path.exists('finished'): time.sleep(0.1)\n"
+        + setting("MPI4JAX_TRANSPORT", "ucx")
+        + "\nimport mpi4jax\nif rank == 0: MPI.Finalize()",
         'MPI4JAX_TRANSPORT is unset on rank 0, "ucx" on rank 1',
     ),
     "settings that differ, where a rank raises": names(
