@@ -61,8 +61,7 @@ def norm(x: Any, *, comm: MPI.Intracomm | None = None, reproducible: bool = Fals
             distributed.
 
     Returns:
-        The norm, a real scalar of at least float32, the same on all ranks. Its derivative at zero
-        is zero.
+        The norm, at least float32, the same on all ranks. Its derivative at zero is zero.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -88,8 +87,7 @@ def vdot(
             distributed.
 
     Returns:
-        The product, a scalar of the promoted dtype of ``a`` and ``b``, at least float32, the same
-        on all ranks.
+        The product, of the promoted dtype, at least float32, the same on all ranks.
 
     Raises:
         ValueError: if ``b`` does not have the shapes of ``a``.

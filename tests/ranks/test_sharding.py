@@ -332,7 +332,8 @@ def test_a_function_without_shardings_compares_nothing(none, monkeypatch):
     """It is a function of `jax.jit`, also in a `with mesh:`."""
     monkeypatch.setenv("MPI4JAX_CHECK", "1")
     with MESH:
-        assert mpi4jax.sharding.jit(lambda x: 2 * x, **none)(RANK) == 2 * RANK
+        x = np.full(3, RANK, np.float32)
+        assert_equal(mpi4jax.sharding.jit(lambda x: 2 * x, **none)(x), 2 * x)
 
 
 # ---- Blocks that are padded to one length
