@@ -177,6 +177,16 @@ def test_replicated_arrays_are_compared(what, how, monkeypatch):
     assert shown in str(error.value)
 
 
+def test_constants_of_a_function_that_cannot_be_traced_alone(monkeypatch):
+    """Its constants are not compared, but the function is called."""
+    monkeypatch.setenv("MPI4JAX_CHECK", "1")
+    mesh = mpi4jax.Mesh(comm=COMM)
+    f = lambda x: lax.psum(x * lax.axis_index("batch"), "i")
+    on_ranks = mpi4jax.shard_map(f, mesh=mesh, in_specs=ROWS, out_specs=P())
+    y = jax.jit(jax.vmap(on_ranks, axis_name="batch"))(jnp.ones((3, 2)))
+    np.testing.assert_array_equal(y, N * np.arange(3.0)[:, None] * np.ones(2))
+
+
 @pytest.mark.parametrize("how", ["grad", "jit of grad"])
 def test_gradients_of_a_mean_do_not_warn(how):
     """The value of the loss is not used there, and nobody has forgotten it."""
