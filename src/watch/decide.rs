@@ -1,7 +1,7 @@
 //! What is done about ranks that wait: a pure function, which uses no clock, file, MPI or process, and returns an action.
 //!
 //! A job is aborted for what is [certain](super::verdict), after it has been stuck for a time, and for time limits of the user. While
-//! a debugger is attached to a rank, or a rank is stopped, no job is aborted.
+//! a debugger is attached to a rank, or a rank is stopped, no job is aborted, and lines about long waits are printed.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -76,7 +76,8 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: f64)
     if is_halted || oldest < JUDGE_AFTER {
         memory.certain.clear();
         memory.stuck = None;
-        return None;
+        // A process may have been stopped by mistake, which only the line about a long wait shows.
+        return line(world, memory, settings, now);
     }
     let verdict = Verdict::new(world);
     certain(world, &verdict, memory, now)

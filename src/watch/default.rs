@@ -75,7 +75,7 @@ fn make_together(watchdog: &Watchdog) -> Result<Option<usize>, Cause> {
 fn make_apart(watchdog: &Watchdog) -> Result<Option<usize>, Cause> {
     let default = &board().header().default;
     if default.compare_exchange(0, CLONE, Ordering::AcqRel, Ordering::Acquire) == Err(WORLD) {
-        // A rank that has finished may have had settings with which it never starts what this rank is about to start with it.
+        // This rank's settings may ask all ranks to start a transport together, which a rank that has finished cannot do.
         return compare(watchdog).map(|()| None);
     }
     if MADE.get().is_none() {

@@ -110,6 +110,7 @@ fn nothing_ends_while_a_rank_is_stopped_or_debugged() {
     for (of, expected) in [(recv(0), 120), (self::of(State::Finished), 104)] {
         let done = actions(&settings(20.0), 200, |second| [halted(second, recv(1)), of.clone()]);
         assert_eq!(ends(&done), [expected], "{done:?}");
+        assert_eq!(lines(&done)[..2], [30, 60], "{done:?}");
     }
 }
 
