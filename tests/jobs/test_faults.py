@@ -68,7 +68,8 @@ def test_fault(name, run_job, tmp_path):
         **fault.env,
     }
     # Open MPI 5's mpiexec now and then blocks itself after an abort: once is no fault of ours, if
-    # the job has said why it is aborted.
+    # the job has said why it is aborted. MPICH's has lost all output of one job of a thousand, and
+    # why is not known.
     for _ in range(2):
         result = run_job(
             fault.ranks,
@@ -80,7 +81,9 @@ def test_fault(name, run_job, tmp_path):
         )
         output = result.stdout + result.stderr
         is_aborted = fault.status != 0 and all(re.search(says, output) for says in fault.says)
-        if result.returncode is not None or not is_aborted:
+        is_blocked = result.returncode is None and is_aborted
+        is_lost = result.returncode and not output and "MPICH" in MPI.Get_library_version()
+        if not (is_blocked or is_lost):
             break
     assert result.returncode is not None, f"not ended after {fault.time_limit} s:\n{output}"
     if fault.status is None:
@@ -93,7 +96,8 @@ def test_fault(name, run_job, tmp_path):
         statuses = (fault.status, *killed)
         assert result.returncode in statuses, output
     for pattern in fault.says:
-        assert re.search(pattern, output), f"{pattern!r} not found in:\n{output}"
+        words = f"{pattern!r} not found, status {result.returncode}:\n{output}"
+        assert re.search(pattern, output), words
     for pattern in fault.silent:
         assert not re.search(pattern, output), f"{pattern!r} found in:\n{output}"
 
