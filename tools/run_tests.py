@@ -60,24 +60,19 @@ QUICK_COMPILER = (
 )
 
 
-def preloaded() -> dict[str, str]:
+def sleeping_yield() -> dict[str, str]:
     """Return what makes ranks that wait sleep: they would take the cores from those that they wait
-    for. With MPI4JAX_TEST_DELAYS, also what makes one rank late."""
-    compiler = shutil.which("cc")
+    for."""
+    compiler, source = shutil.which("cc"), ROOT / "tools" / "yield.c"
     if compiler is None:
         return {}
-    names = ["yield", *(["late"] if os.environ.get("MPI4JAX_TEST_DELAYS") else [])]
-    libraries = []
-    for name in names:
-        source, library = ROOT / "tools" / f"{name}.c", ROOT / ".cache" / f"{name}.so"
-        if not library.exists() or library.stat().st_mtime < source.stat().st_mtime:
-            library.parent.mkdir(exist_ok=True)
-            made = library.with_suffix(f".{threading.get_native_id()}")
-            files = "-o", str(made), str(source)
-            subprocess.run([compiler, "-O", "-shared", "-fPIC", *files, "-ldl"], check=True)
-            made.rename(library)
-        libraries.append(str(library))
-    return {"LD_PRELOAD": ":".join(libraries)}
+    library = ROOT / ".cache" / "yield.so"
+    if not library.exists() or library.stat().st_mtime < source.stat().st_mtime:
+        library.parent.mkdir(exist_ok=True)
+        made = library.with_suffix(f".{threading.get_native_id()}")
+        subprocess.run([compiler, "-O", "-shared", "-fPIC", "-o", made, source], check=True)
+        made.rename(library)
+    return {"LD_PRELOAD": str(library)}
 
 
 @dataclass
@@ -195,7 +190,7 @@ def run_tests(
     folder.mkdir()
     environment = {
         **ENVIRONMENT,
-        **preloaded(),
+        **sleeping_yield(),
         **os.environ,
         **({"PATH": path} if path else {}),
     }

@@ -90,7 +90,7 @@ class Lowering(Emitter):
         self.forms = forms_of(self.op, self.how, arrays)
 
     def _with_fields(self, numbers: Operand) -> Operand:
-        """Return numbers in which the peers and tags stand too that are fields of the operation."""
+        """Return the numbers of a message, with the peers and tags that are fields as well."""
         if not isinstance(self.op, Message) or self.how.operand == "call":
             return numbers
         peers = self.op.peers().values()

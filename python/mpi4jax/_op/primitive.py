@@ -130,12 +130,12 @@ def check_dtype(op: Operation, aval: ShapedArray) -> None:
             f"{op.name}: reduction {reduction.name} reduces pairs (value, index) along the last "
             f"axis{' of a block' * blocks}; expected shape (..., 2), got {aval.shape}"
         )
-    if reduction.name in dtype.reductions:
+    if dtype.has_reduction(reduction.name):
         return
     advice = ""
     if name == "bool" or reduction.name == "MEAN":
         advice = f"; use x.astype({'float' if reduction.name == 'MEAN' else 'int'})"
-    kinds = (_kind_of(d) for d, row in DTYPES.items() if reduction.name in row.reductions)
+    kinds = (_kind_of(d) for d, row in DTYPES.items() if row.has_reduction(reduction.name))
     *first, last = dict.fromkeys(kinds)
     allowed = f"{', '.join(first)} or {last}"
     article = "an" if allowed.startswith("i") else "a"

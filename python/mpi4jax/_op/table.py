@@ -49,35 +49,28 @@ class Dtype(NamedTuple):
 
     Attributes:
         name: its name.
-        reductions: the names of MPI's reductions that are defined for it, and MEAN if it is.
+        has_arithmetic, is_ordered, has_bits: which groups of reductions it has: SUM and PROD; MAX,
+            MIN, MAXLOC and MINLOC; the reductions of bits and of truth values.
         carrier: the wider dtype as which it is communicated, if a value takes less than a byte.
         reduced_as: the wider dtype as which it is reduced, if the core has no arithmetic for it.
     """
 
     name: str
-    reductions: tuple[str, ...]
+    has_arithmetic: bool
+    is_ordered: bool
+    has_bits: bool
     carrier: str | None
     reduced_as: str | None
 
-
-def _dtype(
-    name: str,
-    has_arithmetic: bool,
-    is_ordered: bool,
-    has_bits: bool,
-    carrier: str | None,
-    reduced_as: str | None,
-) -> Dtype:
-    """Return a row of dtypes, given the groups of reductions that the native module has for it."""
-    reductions = [
-        *(("SUM", "PROD") if has_arithmetic else ()),
-        *(("MEAN",) if has_arithmetic and not has_bits else ()),
-        *(("MAX", "MIN", "MAXLOC", "MINLOC") if is_ordered else ()),
-        *(("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR") if has_bits else ()),
-    ]
-    return Dtype(name, tuple(reductions), carrier, reduced_as)
+    def has_reduction(self, name: str) -> bool:
+        """Return whether one of MPI's reductions, or MEAN, is defined for it."""
+        if name == "MEAN":
+            return self.has_arithmetic and not self.has_bits
+        if name in ("SUM", "PROD"):
+            return self.has_arithmetic
+        return self.is_ordered if name in ("MAX", "MIN", "MAXLOC", "MINLOC") else self.has_bits
 
 
 # In alphabetical order.
 ROWS = {row["name"]: Row(**row) for row in json.loads(_native.ops_table())}
-DTYPES = {row["name"]: _dtype(**row) for row in json.loads(_native.dtypes_table())}
+DTYPES = {row["name"]: Dtype(**row) for row in json.loads(_native.dtypes_table())}

@@ -75,7 +75,7 @@ def _new_token(result: Any) -> jax.Array:
 def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
     """Return the form with a token of a function of :mod:`mpi4jax.notoken`."""
     name = op.__name__
-    # A function that is made of operations, and is none itself, has no `prepare`.
+    # Only operations have `prepare`; functions that are made of several operations do not.
     prepare = OPERATIONS[name].prepare if name in OPERATIONS else None
 
     @functools.wraps(op)
